@@ -19,10 +19,13 @@ from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from appliance.errors import ConfigError
 from appliance.system import shorten, user_folder
+
+if TYPE_CHECKING:
+    from ipaddress import IPv4Network, IPv6Network
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +36,16 @@ class TextForm:
     """Follows "expected" in messages."""
     pattern: str = ""
     """Regular expression that the whole text matches; empty: any text."""
-    accepts: Callable[[str], bool] = lambda text: True
+    accepts: Callable[[str], object] = lambda text: True
+    """Returns what is false for a text without this form, or raises ValueError."""
     suggest: Callable[[str], str | None] = lambda text: None
     """Returns what a wrong text may be meant to be; None or empty: no idea."""
 
     def fits(self, text: str) -> bool:
         """Return True if `text` has this form."""
-        return bool(re.fullmatch(self.pattern or "(?s).*", text)) and self.accepts(text)
+        with suppress(ValueError):
+            return bool(re.fullmatch(self.pattern or "(?s).*", text) and self.accepts(text))
+        return False
 
 
 ANY_TEXT = TextForm("a text")
@@ -111,25 +117,20 @@ def is_address(text: str) -> bool:
 
 
 def is_home_url(text: str) -> bool:
-    """Return True for a URL of http, https, ws or wss without a password, and for ""."""
+    """Return True for a URL of http, https, ws or wss without a password, and for "". Raises
+    ValueError for no URL."""
     from urllib.parse import urlsplit
 
-    try:
-        parts = urlsplit(text)
-        port = parts.port
-    except ValueError:
-        return False
-    fits = parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and port != 0
+    parts = urlsplit(text)
+    fits = parts.scheme in ("http", "https", "ws", "wss") and parts.hostname and parts.port != 0
     return not text or bool(fits and not re.search(r"[\s?#@]", text) and len(text) <= 300)
 
 
-def is_network(text: str) -> bool:
-    """Return True for a range of addresses, or for one."""
+def parse_network(text: str) -> "IPv4Network | IPv6Network":
+    """Return a range of addresses, or one address as such. Raises ValueError."""
     from ipaddress import ip_network
 
-    with suppress(ValueError):
-        return bool(ip_network(text, strict=False))
-    return False
+    return ip_network(text, strict=False)
 
 
 def fleet_server(text: str) -> tuple[str, str, int]:
@@ -142,13 +143,6 @@ def fleet_server(text: str) -> tuple[str, str, int]:
     if not known or parts.username is not None or parts.path or parts.query or parts.fragment:
         raise ValueError(text)
     return parts.scheme, host, port
-
-
-def is_fleet_server(text: str) -> bool:
-    """Return True for nats:// or tls://, a host and perhaps a port, and nothing else."""
-    with suppress(ValueError):
-        return bool(fleet_server(text))
-    return False
 
 
 def url_host(host: str) -> str:
@@ -726,7 +720,7 @@ class WyomingSettings:
         ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1", "fc00::/7",
          "fe80::/10"),
         "Addresses and ranges from which clients may connect.",
-        form=TextForm("addresses or ranges such as 192.168.0.0/16", accepts=is_network),
+        form=TextForm("addresses or ranges such as 192.168.0.0/16", accepts=parse_network),
     )  # fmt: skip
     log: bool = key(
         False,
@@ -765,7 +759,7 @@ class FleetSettings:
         "The NATS server that the rooms share: tls://HOST:PORT, or nats:// for this machine alone.",
         form=TextForm(
             "an address such as tls://192.168.1.10:4222, without a user or a path",
-            accepts=is_fleet_server,
+            accepts=fleet_server,
             suggest=lambda text: f"tls://{_bare_host(text)}:4222",
         ),
     )

@@ -413,6 +413,12 @@ def boot_id() -> str:
     return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
+def boot_clock_s() -> float:
+    """Return the seconds since the machine started, including suspended time; setting the clock
+    does not change them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def machine(root: Path = Path("/")) -> str:
     """Return the board's name, such as `Raspberry Pi 5 Model B Rev 1.0`; empty if unknown."""
     return _text(root / MODEL).strip("\0 \n")[:64]

@@ -401,9 +401,9 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_315, "lines"),
-    "appliance without convert, lab and cli": (32_026, "lines"),
-    "tests": (44_161, "lines"),
+    "appliance": (44_235, "lines"),
+    "appliance without convert, lab and cli": (31_946, "lines"),
+    "tests": (44_157, "lines"),
     "scripts": (10_008, "lines"),
     "documentation": (37_810, "words"),
 }

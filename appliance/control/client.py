@@ -7,10 +7,10 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from appliance.errors import DaemonError
-from appliance.system import json_object, shorten
+from appliance.system import Closing, json_object, shorten
 
 ANSWER_S = 20.0
 """Longest wait for an answer. Listing microphones takes 15 s if the sound server hangs."""
@@ -19,7 +19,7 @@ REFUSED_S = 1.0
 _LINE_BYTES = 1 << 20
 
 
-class ControlClient:
+class ControlClient(Closing):
     """One connection. One thread. `fileno` is for select: there may be an event then."""
 
     def __init__(self, paths: Iterable[Path], within_s: float = ANSWER_S) -> None:
@@ -81,12 +81,6 @@ class ControlClient:
     def close(self) -> None:
         """End the connection."""
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _has_input(self) -> bool:
         with contextlib.suppress(OSError):

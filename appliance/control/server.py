@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from appliance.errors import RoomscribeError
-from appliance.system import call_in, json_object, shorten
+from appliance.system import Closing, call_in, json_object, shorten
 
 log = logging.getLogger("roomscribe.control")
 
@@ -143,7 +143,7 @@ class _Client:
         self.writer.transport.abort()
 
 
-class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
+class ControlServer(Closing):
     """The open socket. One thread calls `run`; any thread may call what is above it."""
 
     def __init__(self, path: Path, limits: ControlLimits = LIMITS, idle_s: float = 1.0) -> None:
@@ -211,9 +211,6 @@ class ControlServer(contextlib.AbstractContextManager["ControlServer"]):
             if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
         self._listener.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _serve(self, heartbeat: Callable[[], None]) -> None:
         self._loop = asyncio.get_running_loop()

@@ -19,7 +19,6 @@ from appliance.config import (
     SegmenterSettings,
     Settings,
     node_name,
-    page_url,
     room_name,
     store_folder,
 )
@@ -50,10 +49,10 @@ from appliance.daemon.transcription import WorkTranscriber, open_transcriber
 from appliance.daemon.transcripts import Transcripts, text_to_act_on
 from appliance.errors import StoreError
 from appliance.fleet import FleetWorker, Link, OwnRoom
-from appliance.homeassistant import NAMES_FILE, Callbacks, HomeAssistantClient, MediaPlayers
+from appliance.homeassistant import NAMES_FILE, HomeAssistantClient, MediaPlayers
 from appliance.house import House
 from appliance.infer import AnyTranscriber, transcribed_elsewhere
-from appliance.mqtt import Announcement, Publisher, subscriptions
+from appliance.mqtt import Publisher, subscriptions
 from appliance.records import Frame, HeardIn, Transcription, Window
 from appliance.speaker import Loudspeaker, Spoken
 from appliance.store import Store, lost_at_boot, remove_empty, runtime_folder
@@ -106,18 +105,19 @@ def build(
         expectations, reload = Expectations(), threading.Event()
         partials = Partials(core.transcripts.submit, core.transcripts.preview, core.bus)
         works = WorkTranscriber(core, partials, expectations)
-        home = _make_home(core)
+        home_assistant = _make_home_assistant(core)
         speaker, supervisor = _make_sound(core, factories.source, opened)
         changes = SettingCommands(settings, read or (lambda _: Reading(settings)), reload.set)
         phrases = PhraseCommands(changes, core.transcriber, expectations)
-        talk = Talk(core, home, speaker, phrases.expect) if settings.wyoming.satellite else None
-        house = _make_house(core, talk or home) if settings.mqtt.enabled else None
+        satellite = settings.wyoming.satellite
+        talk = Talk(core, home_assistant, speaker, phrases.expect) if satellite else None
+        house = _make_house(core, talk or home_assistant) if settings.mqtt.enabled else None
         wyoming = _make_wyoming(core, talk)
         fleet = _make_fleet(core, opened) if settings.fleet.role == "worker" else None
         updated = note_version(store_folder(settings.store))
-        report = Reporter(core, supervisor, home, house, wyoming, fleet, talk, updated)
+        report = Reporter(core, supervisor, home_assistant, house, wyoming, fleet, talk, updated)
         publisher = _make_publisher(
-            core, factories.publisher, report, phrases, home=home, house=house
+            core, factories.publisher, report, phrases, home_assistant=home_assistant, house=house
         )
         playback = Playback(
             core.store, enabled=settings.web.playback, is_muted=lambda: core.mute.on
@@ -130,21 +130,22 @@ def build(
             MuteCommands(core.mute), changes, phrases, BrokerCommands(changes),
             ModelCommands(installer or ModelInstaller()), SpeakerCommands(speaker),
         )  # fmt: skip
-        make_controls = partial(
-            Controls, core.store, report, publisher, microphone=microphone, groups=groups,
+        server = _open_control_socket(core, opened)
+        controls = opened.enter_context(Controls(
+            core.store, report, publisher, server=server, microphone=microphone, groups=groups,
             names=(core.node, room_name(core.node, settings.homeassistant.area)),
-        )  # fmt: skip
-        controls = _open_control(core, make_controls, opened)
+        )) if server else None  # fmt: skip
         core.bus.add(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
             expectations, playback, core.backlog, supervisor, publisher,
             publisher and publisher.live, controls, speaker,
-            house or talk or home,  # the house hands sentences over once a room is chosen
+            house or talk or home_assistant,  # the house hands sentences over once a room is chosen
             talk if house else None,
         )  # fmt: skip
         return Parts(
-            core, works, partials, supervisor, report, controls, publisher, home, wyoming, fleet,
-            speaker, reload, opened.pop_all().close,
+            core=core, works=works, partials=partials, supervisor=supervisor, report=report,
+            controls=controls, publisher=publisher, home_assistant=home_assistant, wyoming=wyoming,
+            fleet=fleet, speaker=speaker, reload=reload, close=opened.pop_all().close,
         )  # fmt: skip
 
 
@@ -177,8 +178,9 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     )
     frames, states = StageQueue[Frame](FRAMES_WAITING), StageQueue[Work](STATES_WAITING)
     return Core(
-        settings, node, factories.idle_s, bus, health, mute, media, spoken, played, store,
-        transcriber, transcripts, segmenter, backlog, frames, states,
+        settings=settings, node=node, idle_s=factories.idle_s, bus=bus, health=health, mute=mute,
+        media=media, spoken=spoken, played=played, store=store, transcriber=transcriber,
+        transcripts=transcripts, segmenter=segmenter, backlog=backlog, frames=frames, states=states,
     )  # fmt: skip
 
 
@@ -198,7 +200,7 @@ def _make_sound(
     return speaker, supervisor
 
 
-def _make_home(core: Core) -> HomeAssistantClient | None:
+def _make_home_assistant(core: Core) -> HomeAssistantClient | None:
     """Return what talks to Home Assistant, if that is configured."""
     state, model = store_folder(core.settings.store), core.transcriber
     if not core.settings.homeassistant.url:
@@ -211,11 +213,8 @@ def _make_home(core: Core) -> HomeAssistantClient | None:
         state=state,
         runtime=runtime_folder(core.settings),
         media=core.media,
-        callbacks=Callbacks(
-            on_names=model.set_names,
-            on_reply=core.bus.on_reply,
-            on_change=core.bus.on_change,
-        ),
+        bus=core.bus,
+        on_names=model.set_names,
     )
 
 
@@ -247,7 +246,7 @@ def _make_publisher(
     report: Reporter,
     phrases: PhraseCommands,
     *,
-    home: HomeAssistantClient | None,
+    home_assistant: HomeAssistantClient | None,
     house: House | None,
 ) -> Publisher | None:
     """Return what publishes to the broker, if that is configured."""
@@ -261,17 +260,14 @@ def _make_publisher(
 
     if not settings.mqtt.enabled:
         return None
-    on_birth = home.wake if home else lambda: None
     return factory(
-        settings.mqtt,
+        settings,
         core.node,
         core.store,
         report.state,
         report.stats,
-        announcement=Announcement(
-            settings.homeassistant, page_url(settings.web), bool(settings.assist.phrase), on_birth
-        ),
-        subscriptions=subscriptions(core.node, core.mute, expect, core.bus.on_answer),
+        on_birth=home_assistant.wake if home_assistant else lambda: None,
+        subscriptions=subscriptions(core.node, core.mute.set, expect, core.bus.on_answer),
         rooms=house,
     )
 
@@ -337,11 +333,8 @@ def _make_fleet(core: Core, opened: contextlib.ExitStack) -> FleetWorker:
     return worker
 
 
-def _open_control(
-    core: Core, make: Callable[..., Controls], opened: contextlib.ExitStack
-) -> Controls | None:
-    """Open the control socket and make what it serves. Without it everything else goes on, and the
-    log says so."""
+def _open_control_socket(core: Core, opened: contextlib.ExitStack) -> ControlServer | None:
+    """Open the control socket. Without it everything else goes on, and the log says so."""
     folder = runtime_folder(core.settings)
     path = folder / SOCKET_NAME
     try:
@@ -349,11 +342,8 @@ def _open_control(
             if not above.exists():
                 above.mkdir(mode=0o700, exist_ok=True)
         opened.callback(remove_empty, folder)
-        server = opened.enter_context(ControlServer(path, idle_s=core.idle_s))
+        return opened.enter_context(ControlServer(path, idle_s=core.idle_s))
     except OSError as error:
         reason = error.strerror or str(error)
         log.warning("%s: no control socket: %s: no page, and `log` asks the disk", path, reason)
         return None
-    controls = make(server=server)
-    opened.callback(controls.close)
-    return controls

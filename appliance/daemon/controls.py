@@ -16,9 +16,10 @@ from appliance.daemon.report import Reporter
 from appliance.mqtt import Publisher, events, read_stats
 from appliance.records import Correction, Discarded, Frame, HeardIn, Listener, Partial, Transcript
 from appliance.store import Store
+from appliance.system import Closing
 
 
-class Controls(Listener):
+class Controls(Listener, Closing):
     """What the control socket serves."""
 
     def __init__(

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from appliance.daemon.mute_end import format_end, parse_end
 from appliance.errors import StoreError
-from appliance.system import lock, write_whole
+from appliance.system import boot_clock_s, lock, write_whole
 
 log = logging.getLogger("roomscribe.daemon")
 
@@ -103,11 +103,6 @@ def _parse(text: bytes) -> Position:
 
 def _stamp(found: os.stat_result) -> Stamp:
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-def uptime_s() -> float:
-    """Return the seconds since the machine's start; setting the clock does not change them."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Mute:
@@ -249,7 +244,7 @@ class Mute:
             return True
         now = datetime.now(UTC)
         if position.until:
-            self._end_uptime_s = uptime_s() + (position.until - now).total_seconds()
+            self._end_uptime_s = boot_clock_s() + (position.until - now).total_seconds()
         state = f"muted{format_end(position.until, now)}" if position.on else "unmuted"
         log.info("%s%s", state, f" by {who}" if who else "")
         return True
@@ -259,7 +254,7 @@ class Mute:
         position = self._position
         if position is None or not position.has_ended(datetime.now(UTC)):
             return False
-        if uptime_s() < self._end_uptime_s:
+        if boot_clock_s() < self._end_uptime_s:
             return False  # the wall clock was set forward
         self._change(Position(False), "the clock")
         self._save(Position(False))

@@ -57,7 +57,7 @@ class Parts:
     report: Reporter
     controls: Controls | None
     publisher: Publisher | None
-    home: HomeAssistantClient | None
+    home_assistant: HomeAssistantClient | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
     speaker: Loudspeaker | None
@@ -117,7 +117,7 @@ class Pipeline:
         if publisher := parts.publisher:
             run = self._until_stop(publisher.run)
             yield make("publisher", run, stop=lambda left_s: publisher.stop(max(0.5, left_s - 0.5)))
-        if home := parts.home:
+        if home := parts.home_assistant:
             run = self._until_stop(lambda _: home.run())
             yield make("home", run, stop=lambda _: home.stop(), timeout_s=0.5)
         if controls := parts.controls:

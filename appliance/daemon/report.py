@@ -51,7 +51,7 @@ class Reporter:
 
     core: Core
     supervisor: CaptureSupervisor
-    home: HomeAssistantClient | None
+    home_assistant: HomeAssistantClient | None
     house: House | None
     wyoming: WyomingServer | None
     fleet: FleetWorker | None
@@ -60,7 +60,7 @@ class Reporter:
 
     def state(self) -> ApplianceState:
         """Return how the appliance is, for the `state` topic. Any thread; does not wait."""
-        mute, home, wyoming = self.core.mute, self.home, self.wyoming
+        mute, home, wyoming = self.core.mute, self.home_assistant, self.wyoming
         microphone = self.supervisor.description
         closed, health = self.supervisor.muted, self.core.health.snapshot()
         known = mute.is_known

@@ -34,7 +34,7 @@ from appliance.homeassistant.connection import (
 )
 from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import Names
-from appliance.records import AssistReply, Listener, Name, Tier, Transcript
+from appliance.records import Listener, Name, Tier, Transcript
 from appliance.system import first, one_line, read_secret
 
 log = logging.getLogger("roomscribe.homeassistant")
@@ -94,18 +94,6 @@ def token(settings: HomeAssistantSettings) -> str:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Callbacks:
-    """What the client calls; by the thread of `run`, except a reply while it is offline."""
-
-    on_names: Callable[[Sequence[Name]], object]
-    """Gets the names whenever they change."""
-    on_reply: Callable[[AssistReply], object]
-    """Gets each reply of Assist."""
-    on_change: Callable[[], object] = lambda: None
-    """Called when `trouble` has changed."""
-
-
 class HomeAssistantClient(Listener):
     """Keeps the connection from `run` until `stop`.
 
@@ -119,15 +107,19 @@ class HomeAssistantClient(Listener):
         *,
         state: Path,
         runtime: Path,
-        callbacks: Callbacks,
+        bus: Listener,
+        on_names: Callable[[Sequence[Name]], object],
         media: MediaPlayers,
         intervals: Intervals = INTERVALS,
     ) -> None:
-        """`state` is the folder where the names are kept, `runtime` one in memory. `media` learns
-        which media players of the area play."""
+        """`state` is the folder where the names are kept, `runtime` one in memory. `bus` gets each
+        reply of Assist, and news of `trouble`; `on_names` the names whenever they change. The
+        thread of `run` calls them, except for a reply while it is offline. `media` learns which
+        media players of the area play."""
         self._settings, self._node = settings, node
         self._url = HomeAssistantUrl.parse(settings.homeassistant.url)
-        self._state, self._callbacks, self._intervals = state, callbacks, intervals
+        self._state, self._intervals = state, intervals
+        self._bus, self._on_names = bus, on_names
         self.trouble = ""
         """Why it is offline or of limited use; "" if all is well."""
         phrase = settings.assist.phrase
@@ -167,7 +159,7 @@ class HomeAssistantClient(Listener):
     def _refuse(self, transcript: Transcript, text: str, why: str) -> None:
         """Reply in place of Home Assistant."""
         if self._assist:
-            self._callbacks.on_reply(self._assist.refuse(transcript, text, RefusedText(why)))
+            self._bus.on_reply(self._assist.refuse(transcript, text, RefusedText(why)))
 
     def wake(self) -> None:
         """Connect now instead of after the pause: Home Assistant has started."""
@@ -221,14 +213,14 @@ class HomeAssistantClient(Listener):
             self.trouble = trouble
             if trouble:
                 log.warning("%s", trouble)
-            self._callbacks.on_change()
+            self._bus.on_change()
 
     def _pass_names(self, names: tuple[Name, ...]) -> bool:
         """Pass the names on if they changed; return whether they did."""
         if names == self._names:
             return False
         self._names = names
-        self._callbacks.on_names((*self._phrase, *names))
+        self._on_names((*self._phrase, *names))
         return True
 
     async def _run_connection(self, chosen: str, addresses: Sequence[Address]) -> None:
@@ -336,7 +328,7 @@ class HomeAssistantClient(Listener):
             reply = await self._assist.run(link, self._device, transcript, text)
             why = ""
             if reply:
-                self._callbacks.on_reply(reply)
+                self._bus.on_reply(reply)
                 await self._say(link, reply.speech)
         except HomeAssistantError as error:
             why = str(error)

@@ -90,18 +90,13 @@ def _decay_db(decibels: Powers) -> float | None:
     return quantile(falls, 1 - DECAY_SHARE) if len(falls) else None
 
 
-def properties(transcript: Transcript, decay_db: float | None) -> dict[str, float]:
-    """Return what the score is computed from, in the order of WEIGHTS."""
+def score(transcript: Transcript, decay_db: float | None) -> float:
+    """Return how well a sentence was heard; higher is better."""
     found = {
         "confidence": transcript.confidence,
         "level_db": transcript.level_dbfs,
         "snr_db": transcript.snr_db,
         "decay_db": decay_db,
     }
-    return {name: UNKNOWN[name] if value is None else value for name, value in found.items()}
-
-
-def score(transcript: Transcript, decay_db: float | None) -> float:
-    """Return how well a sentence was heard; higher is better."""
-    found = properties(transcript, decay_db)
-    return round(sum(WEIGHTS[name] * found[name] for name in WEIGHTS), DIGITS)
+    known = {name: UNKNOWN[name] if value is None else value for name, value in found.items()}
+    return round(sum(WEIGHTS[name] * known[name] for name in WEIGHTS), DIGITS)

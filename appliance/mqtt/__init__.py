@@ -12,6 +12,6 @@ if TYPE_CHECKING:
     from appliance.mqtt.credentials import PASSWORD_CREDENTIAL, read_password
     from appliance.mqtt.live_topics import read_stats
     from appliance.mqtt.probe import BrokerProbe
-    from appliance.mqtt.publisher import Announcement, Publisher
+    from appliance.mqtt.publisher import Publisher
 
 __getattr__ = lazily(__name__, __file__)

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from appliance.mqtt import events
 from appliance.mqtt.client import ReceivedMessage
@@ -42,31 +42,24 @@ Expect = Callable[[Mapping[str, Any], Callable[[Mapping[str, Any]], object]], ob
 result. Raises ValueError for a wrong request."""
 
 
-class MuteSwitch(Protocol):
-    """Mutes and unmutes the microphone."""
-
-    def set(self, on: bool, who: str = "", end: str = "") -> None:
-        """Switch it; `who` names the requester, `end` when a mute ends by itself.
-
-        Raises ValueError for a wrong end.
-        """
-
-
+SetMute = Callable[[bool, str, str], object]
+"""Mutes or unmutes the microphone; gets who requests it, and when a mute ends by itself ("":
+never). Raises ValueError for a wrong end."""
 Subscription = Callable[[ReceivedMessage], OutgoingMessage | None]
 """Handles a message on a topic and returns the answer to publish."""
 
 
 def subscriptions(
-    node: str, mute: MuteSwitch, expect: Expect, send: Callable[[OutgoingMessage], object]
+    node: str, set_mute: SetMute, expect: Expect, send: Callable[[OutgoingMessage], object]
 ) -> Mapping[str, Subscription]:
     """Return the topics of the node to subscribe to, with their handlers.
 
     `send` publishes a late answer; any thread may call it.
     """
-    return {MUTE_SET: partial(_turn_mute, mute), EXPECT: ExpectRequests(node, expect, send)}
+    return {MUTE_SET: partial(_turn_mute, set_mute), EXPECT: ExpectRequests(node, expect, send)}
 
 
-def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
+def _turn_mute(set_mute: SetMute, message: ReceivedMessage) -> None:
     """Mute, or open the microphone again. With a wrong end, mute without one: a command for silence
     is obeyed. Raises CommandRequestError."""
     text = _state(message.payload.decode("utf-8", "replace").casefold()).strip()
@@ -76,9 +69,9 @@ def _turn_mute(mute: MuteSwitch, message: ReceivedMessage) -> None:
     if not on and (word not in OPENING or end):
         raise CommandRequestError(expected)
     try:
-        mute.set(on, "MQTT", end.strip())
+        set_mute(on, "MQTT", end.strip())
     except ValueError:
-        mute.set(on, "MQTT", "")
+        set_mute(on, "MQTT", "")
         raise CommandRequestError(f"muted without an end: {expected}") from None
 
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Self
 
 from appliance.config import MqttSettings
 from appliance.errors import BrokerError
@@ -26,12 +25,13 @@ from appliance.mqtt.client import (
 )
 from appliance.mqtt.outbox import NOBODY_SUBSCRIBES
 from appliance.records import OutgoingMessage
+from appliance.system import Closing
 
 ANSWER_S = 3.0
 """Longest wait for an answer of a broker that let us in."""
 
 
-class BrokerProbe:
+class BrokerProbe(Closing):
     """A connection with a client id of its own and without a last will. Owned by one thread.
 
     The daemon's subscribers do not notice it.
@@ -162,8 +162,6 @@ class BrokerProbe:
                 case Acknowledged(number, code):
                     self._answers[number] = code
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """End the connection."""
         self._link.close(0.3)

@@ -12,11 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Protocol
 
-from appliance.config import HomeAssistantSettings, MqttSettings
+from appliance.config import Settings, page_url
 from appliance.errors import BrokerError, StoreError
 from appliance.mqtt import events, troubles
 from appliance.mqtt.client import Acknowledged, Connected, Lost, ReceivedMessage
@@ -35,22 +34,6 @@ MESSAGES_AT_ONCE = 100
 """Most received messages that are handled before transcripts have their turn."""
 PROGRESS_S = 5.0
 """Longest sleep of the publisher's thread."""
-
-
-@dataclass(frozen=True, slots=True)
-class Announcement:
-    """How the appliance announces itself."""
-
-    settings: HomeAssistantSettings = field(default_factory=HomeAssistantSettings)
-    page: str = ""
-    """Address that the device's page in Home Assistant links to."""
-    assist: bool = True
-    """Whether sentences go to Assist."""
-    on_birth: Callable[[], object] = lambda: None
-    """Called in the publisher's thread when Home Assistant has started."""
-
-
-_ANNOUNCEMENT = Announcement()
 
 
 class RoomExchange(Protocol):
@@ -83,38 +66,39 @@ class Publisher(Listener):
 
     def __init__(
         self,
-        settings: MqttSettings,
+        settings: Settings,
         node: str,
         store: Store,
         state: State,
         stats: Stats | None = None,
         *,
         subscriptions: Mapping[str, Subscription] | None = None,
-        announcement: Announcement = _ANNOUNCEMENT,
+        on_birth: Callable[[], object] = lambda: None,
         rooms: RoomExchange | None = None,
         delays: Delays = DELAYS,
     ) -> None:
         """Prepare everything; `run` connects and calls `state` and `stats`, in its thread.
 
         `subscriptions` maps topics below the node's, such as mute/set, to their handlers, which
-        raise CommandRequestError for what they refuse.
+        raise CommandRequestError for what they refuse. `on_birth` is called in that thread, too,
+        when Home Assistant has started.
 
         Raises ConfigError if the password's file cannot be read, StoreError for the store.
         """
         self._settings, self._node, self._rooms = settings, node, rooms
         self._state, self._stats = state, stats
-        self._delays, self._announcement = delays, announcement
+        self._delays, self._on_birth = delays, on_birth
         self._temperatures = frozenset[str]()
         """Temperatures that were announced; they stay announced."""
-        self._home_assistant = announcement.settings
+        self._home_assistant, mqtt = settings.homeassistant, settings.mqtt
         self._presence = HomeAssistantPresence(delays)
         self._subscriptions = {
-            settings.topic(node, name): handle for name, handle in (subscriptions or {}).items()
+            mqtt.topic(node, name): handle for name, handle in (subscriptions or {}).items()
         }
         topics = list(self._subscriptions)
         if self._home_assistant.enabled:
             topics.append(self._home_assistant.status_topic)
-        self.connection = BrokerConnection(settings, node, topics=topics, delays=delays)
+        self.connection = BrokerConnection(mqtt, node, topics=topics, delays=delays)
         self._wake, self._troubles = self.connection.wake, self.connection.troubles
         self.outbox = Outbox(store, delays.expiry_s)
         self.live = LiveTopics(self.connection, store, self.outbox, state=state, stats=stats)
@@ -290,12 +274,12 @@ class Publisher(Listener):
         stats = self._stats() if self._stats else None
         self._temperatures |= available_temperatures(state, stats)
         message = discovery_message(
-            self._settings.topic(self._node, ""),
+            self._settings.mqtt.topic(self._node, ""),
             state,
             area=self._home_assistant.area,
-            page=self._announcement.page,
+            page=page_url(self._settings.web),
             temperatures=self._temperatures,
-            assist=self._announcement.assist,
+            assist=bool(self._settings.assist.phrase),
         )
         topic = discovery_topic(self._home_assistant.prefix, self._node)
         return self.connection.send(OutgoingMessage(topic, events.encode(message), retain=True))
@@ -317,7 +301,7 @@ class Publisher(Listener):
         if message.topic == self._home_assistant.status_topic:
             self._presence.on_status(now_s, message)
             if message.payload == events.ONLINE and not message.retained:
-                self._announcement.on_birth()
+                self._on_birth()
             return
         handle = self._subscriptions.get(message.topic)
         if handle is None or message.retained:  # a retained command would come again and again

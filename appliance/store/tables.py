@@ -11,7 +11,6 @@ import json
 import math
 import re
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, astuple, dataclass, fields
@@ -22,7 +21,7 @@ from typing import Any
 
 from appliance.errors import StoreError
 from appliance.records import Phrase, Transcript, Word
-from appliance.system import boot_id
+from appliance.system import boot_clock_s, boot_id
 
 Steps = tuple[tuple[str, ...], ...]
 FIRST_SCHEMA = 2
@@ -215,11 +214,6 @@ class StoredTranscript:
         if self.boot and self.boot == boot_id():
             return max(0.0, boot_clock_s() - self.boot_s)
         return max(0.0, (datetime.now(UTC) - self.stored).total_seconds())
-
-
-def boot_clock_s() -> float:
-    """Return the seconds since the machine started, including suspended time."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def iso(moment: datetime) -> str:

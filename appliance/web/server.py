@@ -21,15 +21,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tornado.iostream import IOStream, StreamClosedError
+from tornado.iostream import StreamClosedError
 from tornado.web import Application, HTTPError, RequestHandler, stream_request_body
 
-from appliance.config import Settings, node_name
+from appliance.config import Settings
 from appliance.errors import ConfigError, StoreError
 from appliance.system import json_object
-from appliance.web.access import SESSION_S, Access, is_local, password_missing
-from appliance.web.connections import BoundedServer, SeenConnections, address_of, open_sockets
-from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
+from appliance.web.access import SESSION_S, is_local, password_missing
+from appliance.web.connections import BoundedServer, Handler, Page, address_of, open_sockets
+from appliance.web.daemon import CommandRefusedError, OfflineError
 from appliance.web.labels import fields
 from appliance.web.transcriptions import DISCARDED_BYTES, Api, Models, Transcriptions
 
@@ -85,44 +85,28 @@ POLICY = (
 )
 
 
-class Page:
-    """What all requests share."""
-
-    def __init__(self, settings: Settings, paths: Sequence[Path]) -> None:
-        """Read the page's files. `paths` are where the control socket may be."""
-        self.settings = settings.web
-        self.node = node_name(settings)
-        self.access = Access(settings.web)
-        self.daemon = DaemonClient(paths)
-        self.files = {name: (FOLDER / file).read_bytes() for name, (file, _) in SERVED.items()}
-        self.packed = {name: gzip.compress(data, mtime=0) for name, data in self.files.items()}
-        self.streams = 0
-        self.attempts = self.uploads = 0
-        """Passwords that are being checked or wait for it, and sounds that are transcribed."""
-        self.hashing = asyncio.Lock()
-        self.connections = SeenConnections()
-        self.last_request_s = 0.0
-        """Time of the last request, on the event loop's clock."""
-
-    def application(self) -> Application:
-        """Return the web application."""
-        return Application(
-            [
-                (f"/({'|'.join(map(re.escape, SERVED))})", _PageFile),
-                (r"/api/session", _Session),
-                (r"/api/login", _Login),
-                (r"/api/events", _Events),
-                (r"/api/keys", _Keys),
-                (r"/api/command", _Command),
-                (r"/v1/audio/transcriptions", Transcriptions),
-                (r"/v1/models", Models),
-                (r"/v1/models/(.+)", Models),
-                (r"/v1/.*", Api),
-            ],
-            default_handler_class=_NotFound,
-            page=self,
-            log_function=_log,
-        )
+def application(page: Page) -> Application:
+    """Return the web application, with the page's files."""
+    files = {name: (FOLDER / file).read_bytes() for name, (file, _) in SERVED.items()}
+    return Application(
+        [
+            (f"/({'|'.join(map(re.escape, SERVED))})", _PageFile),
+            (r"/api/session", _Session),
+            (r"/api/login", _Login),
+            (r"/api/events", _Events),
+            (r"/api/keys", _Keys),
+            (r"/api/command", _Command),
+            (r"/v1/audio/transcriptions", Transcriptions),
+            (r"/v1/models", Models),
+            (r"/v1/models/(.+)", Models),
+            (r"/v1/.*", Api),
+        ],
+        default_handler_class=_NotFound,
+        page=page,
+        files=files,
+        packed={name: gzip.compress(data, mtime=0) for name, data in files.items()},
+        log_function=_log,
+    )
 
 
 class _PageError(HTTPError):
@@ -136,34 +120,21 @@ class _PageError(HTTPError):
         return self.message
 
 
-class _Guarded(RequestHandler):
-    """A request to a host of this machine. Answers are not cached, errors are one line of JSON."""
-
-    @property
-    def page(self) -> Page:
-        """What all requests share."""
-        found: Page = self.application.settings["page"]
-        return found
+class _Guarded(Handler):
+    """A request to a host of this machine. Errors are one line of JSON."""
 
     def set_default_headers(self) -> None:
         """Set the headers of every answer, errors included."""
+        super().set_default_headers()
         framed = "'self'" if self.is_ingress() else "'none'"
-        self.set_header("Server", "roomscribe")
         self.set_header("Content-Security-Policy", POLICY.format(framed))
-        self.set_header("X-Content-Type-Options", "nosniff")
         self.set_header("Referrer-Policy", "no-referrer")
         self.set_header("Cross-Origin-Opener-Policy", "same-origin")
         self.set_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.set_header("Cache-Control", "no-store")
 
     def prepare(self) -> None:
         """Refuse a foreign host before anything else."""
-        self.page.last_request_s = asyncio.get_running_loop().time()
-        stream = getattr(self.request.connection, "stream", None)
-        if isinstance(stream, IOStream):
-            self.page.connections.requested.add(stream)
-            if self.current_user:
-                self.page.connections.logged_in.add(stream)
+        self.note_request(logged_in=bool(self.current_user))
         host = self.request.headers.get("Host", "")
         if not self.is_ingress() and not self.page.access.is_own_host(host):
             raise _PageError(
@@ -258,9 +229,9 @@ class _PageFile(_NotFound):
         self.set_header("Vary", "Accept-Encoding")
         if "gzip" in self.request.headers.get("Accept-Encoding", ""):
             self.set_header("Content-Encoding", "gzip")
-            self.finish(self.page.packed[name])
+            self.finish(self.settings["packed"][name])
         else:
-            self.finish(self.page.files[name])
+            self.finish(self.settings["files"][name])
 
     head = get
 
@@ -468,8 +439,8 @@ async def _run(page: Page, sockets: list[socket.socket], idle_s: float) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     server = BoundedServer(
-        page.application(),
-        page.connections,
+        application(page),
+        page,
         max_body_size=BODY_BYTES,
         max_header_size=BODY_BYTES,
         max_buffer_size=8 * BODY_BYTES,

@@ -14,16 +14,15 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 from tornado.iostream import StreamClosedError
-from tornado.web import RequestHandler, stream_request_body
+from tornado.web import stream_request_body
 
-from appliance.config import LANGUAGES, WYOMING_SOCKET, WebSettings
+from appliance.config import LANGUAGES, WYOMING_SOCKET
 from appliance.errors import AudioError, DeviceError
-from appliance.web.access import Access
-from appliance.web.connections import SeenConnections
-from appliance.web.daemon import CommandRefusedError, DaemonClient, OfflineError
+from appliance.web.connections import Handler
+from appliance.web.daemon import CommandRefusedError, OfflineError
 from appliance.web.form import ApiError, read_form
 from appliance.web.subtitles import Segment, make_subtitles
 from appliance.wyoming import Event, ProtocolError, pack, read_event
@@ -54,19 +53,8 @@ SENTENCE_START = re.compile(r"(^|[.!?])\s*[\w'-]+(?=\s+[^\W\dA-Z])")
 SOUND_FORMAT = {"rate": 16_000, "width": 2, "channels": 1}
 
 
-class Shared(Protocol):
-    """What all requests share: see `server.Page`."""
-
-    settings: WebSettings
-    access: Access
-    daemon: DaemonClient
-    connections: SeenConnections
-    last_request_s: float
-    uploads: int
-
-
 @stream_request_body
-class Api(RequestHandler):
+class Api(Handler):
     """A request with a token to a path where nothing is. Errors have OpenAI's form."""
 
     method = ""
@@ -74,17 +62,9 @@ class Api(RequestHandler):
     _refusal: ApiError | None = None
     _work: asyncio.Task[None] | None = None
 
-    @property
-    def page(self) -> Shared:
-        """What all requests share."""
-        found: Shared = self.application.settings["page"]
-        return found
-
     def set_default_headers(self) -> None:
         """Set the headers of every answer, errors included."""
-        self.set_header("Server", "roomscribe")
-        self.set_header("Cache-Control", "no-store")
-        self.set_header("X-Content-Type-Options", "nosniff")
+        super().set_default_headers()
         origin, allowed = self.request.headers.get("Origin"), self.page.settings.cors.split()
         if allowed:
             self.set_header("Vary", "Origin")
@@ -99,12 +79,10 @@ class Api(RequestHandler):
         connection: Any = self.request.connection
         connection.set_max_body_size(DISCARDED_BYTES)
         connection.set_body_timeout(UPLOAD_S)
-        self.page.last_request_s = asyncio.get_running_loop().time()
-        self.page.connections.requested.add(connection.stream)
+        self.note_request()
         try:
             self.check()
-            if self.request.method != "OPTIONS":  # which shows no token
-                self.page.connections.logged_in.add(connection.stream)
+            self.note_request(logged_in=self.request.method != "OPTIONS")  # which shows no token
         except ApiError as error:
             self._refusal = error
             if self.request.headers.get("Expect") == "100-continue":

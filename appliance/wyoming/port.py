@@ -9,14 +9,15 @@ import errno
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from appliance.config import WyomingSettings, url_host
+from appliance.config import WyomingSettings, parse_network, url_host
 from appliance.system import one_line
 from appliance.wyoming.protocol import LARGEST, Event, ProtocolError, pack, read_event
+from appliance.wyoming.request import Hooks
 
 log = logging.getLogger("roomscribe.wyoming")
 
@@ -39,10 +40,7 @@ class Port:
     settings: WyomingSettings
     number: int
     serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter, Address], Awaitable[None]]
-    count: Callable[[str], None]
-    report: Callable[[str, str | None], object]
-    """Gets `key` and why nobody can connect, or None; returns True if it is new."""
-    advertise: Callable[[str, int], Coroutine[None, None, None]] | None
+    hooks: Hooks
     again_s: float = 5.0
     """Pause after the port could not be opened."""
     address: str | None = None
@@ -70,15 +68,15 @@ class Port:
                 errno.EACCES: f"this user may not use that port. Choose a {self.key} from 1024 on",
             }.get(error.errno or 0, one_line(error))
             trouble = f"nobody can connect to {host} port {self.number} for {self.what}: {why}"
-            if self.report(self.key, trouble):
+            if self.hooks.report(self.key, trouble):
                 log.warning("%s", trouble)
             return
         port = opened.getsockname()[1]
         self.address = f"{url_host(host)}:{port}"
-        self.report(self.key, None)
+        self.hooks.report(self.key, None)
         log.info("%s (Wyoming) on %s", self.what, self.address)
-        if self.advertise:
-            self._advertising = asyncio.create_task(self.advertise(self.key, port))
+        if self.hooks.advertise:
+            self._advertising = asyncio.create_task(self.hooks.advertise(self.key, port))
 
     def close(self) -> None:
         """Stop listening. What is under way ends with the loop."""
@@ -95,9 +93,9 @@ class Port:
 
     def _is_allowed(self, peer: Address) -> bool:
         """Return True for an allowed address; log any other one, once."""
-        if any(peer in ip_network(one, strict=False) for one in self.settings.allow):
+        if any(peer in parse_network(one) for one in self.settings.allow):
             return True
-        self.count("wyoming_refused")
+        self.hooks.count("wyoming_refused")
         if peer not in self._reported and len(self._reported) < REPORTED_ADDRESSES:
             self._reported.add(peer)
             log.warning("refused %s, which is not in wyoming.allow", peer)

@@ -125,13 +125,13 @@ class WyomingServer:
         wyoming, hooks, again_s = self.settings.wyoming, self.hooks, self.timeouts.listen_again_s
         if wyoming.enabled:
             yield Port(
-                "speech to text", "wyoming.port", wyoming, wyoming.port, self._serve_client,
-                hooks.count, hooks.report, hooks.advertise, again_s,
+                "speech to text", "wyoming.port", wyoming, wyoming.port, self._serve_client, hooks,
+                again_s,
             )  # fmt: skip
         if self._satellite:
             yield Port(
                 "satellite", "wyoming.satellite_port", wyoming, wyoming.satellite_port,
-                self._satellite.serve, hooks.count, hooks.report, hooks.advertise, again_s,
+                self._satellite.serve, hooks, again_s,
             )  # fmt: skip
 
     def run(self, heartbeat: Callable[[], None]) -> None:

@@ -5,7 +5,7 @@ import socket
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from rigs.feed import Feed, serving
@@ -14,6 +14,7 @@ from rigs.waiting import PATIENCE_S, holds, until
 from appliance.control.client import ControlClient
 from appliance.control.server import ControlLimits, ControlServer
 from appliance.errors import DaemonError
+from appliance.system import Closing
 
 TIGHT = ControlLimits(connections=2, unsent_bytes=1 << 18, replayed=100)
 
@@ -34,7 +35,7 @@ def server(path: Path, feed: Feed) -> Iterator[ControlServer]:
         yield running
 
 
-class Raw:
+class Raw(Closing):
     """A connection that sends what it likes."""
 
     def __init__(self, path: Path) -> None:
@@ -55,12 +56,6 @@ class Raw:
     def close(self) -> None:
         self._file.close()
         self._socket.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def refusal(client: ControlClient, command: str, **arguments: Any) -> dict[str, object]:

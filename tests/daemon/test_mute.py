@@ -238,7 +238,7 @@ class Hands:
         self.now, self.uptime_s = NOON, 5000.0
         clock = SimpleNamespace(now=lambda _: self.now, fromisoformat=datetime.fromisoformat)
         patch.setattr(switch, "datetime", clock)
-        patch.setattr(switch, "uptime_s", lambda: self.uptime_s)
+        patch.setattr(switch, "boot_clock_s", lambda: self.uptime_s)
 
     def wait(self, minutes: float) -> None:
         self.now += timedelta(minutes=minutes)

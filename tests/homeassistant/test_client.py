@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,26 +16,33 @@ from rigs.publishing import transcript
 from rigs.waiting import in_thread, until
 
 from appliance.config import AssistSettings, HomeAssistantSettings, Settings, WyomingSettings
-from appliance.homeassistant.client import Callbacks, HomeAssistantClient, Intervals
+from appliance.homeassistant.client import HomeAssistantClient, Intervals
 from appliance.homeassistant.connection import LARGEST
 from appliance.homeassistant.media import MediaPlayers
 from appliance.homeassistant.names import NAMES_FILE
-from appliance.records import ADDRESSED, AssistReply, Name, Phrase, Tier, Transcript
+from appliance.records import ADDRESSED, AssistReply, Listener, Name, Phrase, Tier, Transcript
 
 SOON = Intervals(
     outages_s=(0.02,), refused_s=60, token_s=0.02, steady_s=60, starting_s=0.02, names_s=0.02
 )
 
 
-@dataclass
-class Living:
+class Living(Listener):
     """A Home in its thread, and what it gave."""
 
     home: HomeAssistantClient
-    media: MediaPlayers
-    names: list[Sequence[Name]]
-    replies: list[AssistReply]
-    troubles: list[str]
+
+    def __init__(self) -> None:
+        self.media = MediaPlayers()
+        self.names: list[Sequence[Name]] = []
+        self.replies: list[AssistReply] = []
+        self.troubles: list[str] = []
+
+    def on_reply(self, reply: AssistReply) -> None:
+        self.replies.append(reply)
+
+    def on_change(self) -> None:
+        self.troubles.append(self.home.trouble)
 
     def say(self, text: str = "computer turn on the light", **changes: Any) -> Transcript:
         """Somebody has said that just now."""
@@ -74,21 +81,18 @@ def living(
         wyoming=WyomingSettings(satellite=satellite),
     )
     (folder / "state").mkdir(exist_ok=True)
-    names: list[Sequence[Name]] = []
-    replies: list[AssistReply] = []
-    troubles: list[str] = []
-    media = MediaPlayers()
-    home = HomeAssistantClient(
+    found = Living()
+    found.home = HomeAssistantClient(
         settings,
         "kitchen",
         state=folder / "state",
         runtime=folder / "run",
-        callbacks=Callbacks(names.append, replies.append, lambda: troubles.append(home.trouble)),
-        media=media,
+        bus=found,
+        on_names=found.names.append,
+        media=found.media,
         intervals=intervals,
     )
-    found = Living(home, media, names, replies, troubles)
-    with in_thread(home.run, home.stop):
+    with in_thread(found.home.run, found.home.stop):
         yield found
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from paho.mqtt.client import Client, MQTTv5
@@ -25,6 +25,7 @@ from appliance.mqtt.connection import DELAYS
 from appliance.mqtt.publisher import Publisher
 from appliance.records import OutgoingMessage
 from appliance.store.store import Store
+from appliance.system import Closing
 
 pytestmark = needs_broker
 
@@ -43,7 +44,7 @@ class Switch:
         self.ends.append(end)
 
 
-class Asker:
+class Asker(Closing):
     """A client of the house that asks and gets answers."""
 
     def __init__(self, port: int, name: str = "asker") -> None:
@@ -97,10 +98,7 @@ class Asker:
         correlation = getattr(message.properties, "CorrelationData", None)
         self.answers.append((message.topic, json.loads(message.payload), correlation))
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._client.disconnect()
         self._client.loop_stop()
 
@@ -126,7 +124,7 @@ class House:
 
 def handlers(switch: Switch, expect: Expect = lambda *_: None) -> Mapping[str, Subscription]:
     """The commands of a publisher that sends no late answer."""
-    return subscriptions("kitchen", switch, expect, lambda _: None)
+    return subscriptions("kitchen", switch.set, expect, lambda _: None)
 
 
 @pytest.fixture
@@ -134,7 +132,7 @@ def house(store: Store) -> Iterator[House]:
     switch = Switch()
     with Broker() as broker, Asker(broker.port) as asker:
         one = House(broker, store, switch, asker)
-        wanted = subscriptions("kitchen", switch, one.expect, one.send)
+        wanted = subscriptions("kitchen", switch.set, one.expect, one.send)
         with running(broker.settings, store, subscriptions=wanted) as one.publisher:
             until(lambda: "kitchen/command/expect" in broker.log())
             yield one
@@ -253,7 +251,7 @@ def test_the_answer_follows_when_somebody_has_spoken() -> None:
     later: list[Callable[[Mapping[str, Any]], object]] = []
     sent: list[OutgoingMessage] = []
     handle = subscriptions(
-        "kitchen", Switch(), lambda _, answer: later.append(answer), sent.append
+        "kitchen", Switch().set, lambda _, answer: later.append(answer), sent.append
     )["command/expect"]
     topic = "roomscribe/kitchen/command/expect"
     request = ReceivedMessage(topic, b'{"sentences": ["yes"]}', False, correlation=b"7")

@@ -19,12 +19,12 @@ from rigs.publishing import STATE, running, transcript
 from rigs.waiting import until
 
 from appliance import HOMEPAGE
-from appliance.config import HomeAssistantSettings, MqttSettings, WebSettings, page_url
+from appliance.config import HomeAssistantSettings, MqttSettings, Settings, WebSettings, page_url
 from appliance.mqtt import events, home_assistant
 from appliance.mqtt.client import ReceivedMessage
 from appliance.mqtt.connection import Delays
 from appliance.mqtt.presence import HomeAssistantPresence
-from appliance.mqtt.publisher import Announcement, Publisher
+from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceStats, AssistReply, Correction
 from appliance.store.store import Store
 
@@ -125,9 +125,7 @@ def test_the_birth_message_is_reported_but_no_will_and_no_retained_one(store: St
     with Broker() as broker:
         publish_once(broker.port, STATUS, b"online", retain=True)
         told = partial(births.append, 1.0)
-        with running(
-            settings(broker), store, announcement=Announcement(on_birth=told), delays=SOON
-        ) as publisher:
+        with running(settings(broker), store, on_birth=told, delays=SOON) as publisher:
             until(partial(is_connected, publisher))
             time.sleep(0.3)
             publish_once(broker.port, STATUS, b"offline")
@@ -161,15 +159,17 @@ def test_there_is_no_link_to_a_page_that_others_cannot_open(web: WebSettings, ad
 @needs_broker
 def test_the_device_has_the_page_and_the_room_that_are_configured(store: Store) -> None:
     plain = home_assistant.discovery_message("roomscribe/kuche/", PI)["device"]
-    page = page_url(WebSettings(enabled=True, listen="192.168.1.7", port=8100))
+    web = WebSettings(enabled=True, listen="192.168.1.7", port=8100)
     more = {"configuration_url": "http://192.168.1.7:8100/", "suggested_area": "Küche"}
-    device = home_assistant.discovery_message("roomscribe/kuche/", PI, area="Küche", page=page)
+    device = home_assistant.discovery_message(
+        "roomscribe/kuche/", PI, area="Küche", page=page_url(web)
+    )
     assert device["device"] == plain | more | {"name": "Roomscribe Küche"}
-    announced = Announcement(HomeAssistantSettings(area="Küche"), page)
+    others = Settings(homeassistant=HomeAssistantSettings(area="Küche"), web=web)
     with (
         Broker() as broker,
         Subscriber(broker.port, topics=("homeassistant/#",)) as heard,
-        running(settings(broker), store, announcement=announced),
+        running(settings(broker), store, others=others),
     ):
         until(lambda: heard.messages)
         assert more.items() <= json.loads(heard.messages[0].payload)["device"].items()
@@ -343,8 +343,8 @@ def test_all_topics_are_published_in_order_after_a_connection(store: Store) -> N
         kept = {m.topic.removeprefix(below): m.qos for m in everybody.messages}
         assert (kept["stats"], kept["speech"], kept["mute"]) == (0, 0, 1)
     with Broker() as broker, Subscriber(broker.port, topics=told) as everybody:
-        never = HomeAssistantSettings(enabled=False)
-        with running(settings(broker), store, announcement=Announcement(never)):
+        never = Settings(homeassistant=HomeAssistantSettings(enabled=False))
+        with running(settings(broker), store, others=never):
             until(lambda: everybody.payloads("state"))
             time.sleep(0.3)
         assert not any(m.topic.startswith("homeassistant") for m in everybody.messages)

@@ -22,7 +22,7 @@ from rigs.needs import needs_broker
 from rigs.publishing import STATE, add, running, transcript
 from rigs.waiting import NEVER_S, until
 
-from appliance.config import MqttSettings, StoreSettings
+from appliance.config import MqttSettings, Settings, StoreSettings
 from appliance.errors import ConfigError
 from appliance.mqtt import credentials, live_topics
 from appliance.mqtt.connection import Delays
@@ -324,13 +324,13 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from rigs.publishing import STATE, transcript\n"
-        "from appliance.config import MqttSettings, StoreSettings\n"
+        "from appliance.config import MqttSettings, Settings, StoreSettings\n"
         "from appliance.mqtt import Publisher\n"
         "from appliance.store.store import Store\n"
         "store = Store.open(StoreSettings(path=sys.argv[2]))\n"
         "store.append(transcript('before the end'))\n"
         "mqtt = MqttSettings(host='127.0.0.1', port=int(sys.argv[3]))\n"
-        "Publisher(mqtt, 'kitchen', store, lambda: STATE).run()\n"
+        "Publisher(Settings(mqtt=mqtt), 'kitchen', store, lambda: STATE).run()\n"
     )
     with Broker() as broker, Subscriber(broker.port) as subscriber:
         arguments = [str(TESTS), str(tmp_path / "other"), str(broker.port)]
@@ -347,7 +347,7 @@ def test_the_last_will_tells_that_the_process_was_killed(store: Store, tmp_path:
 
 def test_a_stop_delivers_what_is_stored_and_ends_soon(store: Store) -> None:
     with Broker() as broker, Subscriber(broker.port) as subscriber:
-        publisher = Publisher(settings(broker), "kitchen", store, lambda: STATE)
+        publisher = Publisher(Settings(mqtt=settings(broker)), "kitchen", store, lambda: STATE)
         thread = threading.Thread(target=publisher.run)
         thread.start()
         until(lambda: publisher.connection.is_connected)

@@ -34,7 +34,7 @@ from appliance.errors import BrokerError, StoreError
 from appliance.infer import Encoded, Request
 from appliance.mqtt import connection, presence
 from appliance.mqtt.connection import DELAYS
-from appliance.mqtt.publisher import Announcement, Publisher
+from appliance.mqtt.publisher import Publisher
 from appliance.records import Discarded, Listener, Transcript, Window
 from appliance.store import Store, Wanted, files, folders, runtime_folder, tables
 from appliance.store.folders import FILE_NAME
@@ -42,7 +42,7 @@ from appliance.store.folders import FILE_NAME
 CLOCKED = (
     "mqtt.outbox", "mqtt.connection", "mqtt.publisher", "daemon.backlog",
     "daemon.transcription", "daemon.transcripts", "daemon.monitors", "daemon.health",
-    "store.database", "store.fallback", "store.store", "store.tables", "store.repair", "records",
+    "store.database", "store.fallback", "store.store", "store.repair", "records", "system",
     "daemon.mute",
 )  # fmt: skip
 DATED = ("mqtt.outbox", "mqtt.live_topics", "daemon.transcripts", "store.tables", "store.repair")
@@ -82,11 +82,10 @@ class Appliance:
         core = make_core(settings, self.writer, self.store, house)
         self.health, self.backlog, self.transcriber = core.health, core.backlog, make_works(core)
         self.publisher = Publisher(
-            settings.mqtt,
+            settings,
             "kitchen",
             self.store,
             lambda: STATE,
-            announcement=Announcement(settings.homeassistant),
             delays=replace(DELAYS, expiry_s=1e9),
         )
         self.mute = core.mute

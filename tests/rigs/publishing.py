@@ -9,7 +9,7 @@ from typing import Any
 
 from rigs.waiting import in_thread
 
-from appliance.config import MqttSettings
+from appliance.config import AssistSettings, MqttSettings, Settings
 from appliance.mqtt.publisher import Publisher
 from appliance.records import ApplianceState, ApplianceStats, Transcript, new_id
 from appliance.store.store import Store
@@ -26,6 +26,7 @@ STATE = ApplianceState(
     uptime_s=12.3,
     version="0.1.0",
 )
+OTHERS = Settings(assist=AssistSettings("computer"))
 
 
 def transcript(text: str = "turn on the light", **changes: Any) -> Transcript:
@@ -69,10 +70,11 @@ def running(
     node: str = "kitchen",
     *,
     stats: Callable[[], ApplianceStats] | None = None,
+    others: Settings = OTHERS,
     flush_s: float = 1.0,
     **more: Any,
 ) -> Iterator[Publisher]:
     """A publisher in its thread, stopped in the end."""
-    publisher = Publisher(settings, node, store, state, stats, **more)
+    publisher = Publisher(replace(others, mqtt=settings), node, store, state, stats, **more)
     with in_thread(publisher.run, lambda: publisher.stop(flush_s)):
         yield publisher

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from rigs.broker import free_port
@@ -22,6 +22,7 @@ from rigs.waiting import PATIENCE_S, until
 
 from appliance.control import SOCKET_NAME
 from appliance.daemon.setting_commands import live_keys
+from appliance.system import Closing
 from appliance.web.labels import fields
 from appliance.web.server import FOLDER, SERVED
 
@@ -31,7 +32,7 @@ def running(found: Found) -> None:
     found[1].appliance["status"] = "running"
 
 
-class Reader:
+class Reader(Closing):
     """A stream of events."""
 
     def __init__(self, page: Page, query: str, **headers: str) -> None:
@@ -52,10 +53,7 @@ class Reader:
             if key == "data" and kind == name:
                 return number, json.loads(value)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.answer.close()
         self.connection.close()
 
