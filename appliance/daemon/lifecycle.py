@@ -27,9 +27,9 @@ from appliance.system import memory_ceiling_mb, resident_mb
 
 log = logging.getLogger("roomscribe.daemon")
 
-STUCK_S = 25.0
-"""A stage without a heartbeat for so long is stuck, if it got a processor in this time; the slowest
-window takes a few seconds."""
+STUCK_S, OPENINGS = 25.0, 3
+"""A stage without a heartbeat for so long is stuck, if it got a processor in this time. With a big
+model on a slow machine, it has OPENINGS times what opening took, which transcribes a window."""
 POLL_S, CHECK_S = 0.2, 1.0
 """Between two looks at the signals and the mute's file; between two checks of the stages."""
 
@@ -111,10 +111,10 @@ class Announcer:
     def __init__(
         self, pipeline: Pipeline, begun_s: float, stuck_s: float = STUCK_S, before: int = 0
     ) -> None:
-        """`begun_s` is when starting began, on time.monotonic()'s clock; `before` the number of
+        """`begun_s` is when opening it began, on time.monotonic()'s clock; `before` the number of
         transcripts of earlier pipelines."""
-        self._pipeline, self._begun_s, self._stuck_s = pipeline, begun_s, stuck_s
-        self._before = before
+        self._pipeline, self._begun_s, self._before = pipeline, begun_s, before
+        self._stuck_s = max(stuck_s, OPENINGS * (time.monotonic() - begun_s))
         self.trouble = ""
         """A further problem, put in front of STATUS."""
         self.ready = False

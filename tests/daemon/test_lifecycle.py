@@ -129,12 +129,13 @@ def test_time_in_which_the_process_was_stopped_is_missed(tmp_path: Path) -> None
 
 def test_a_stage_is_stuck_only_if_it_could_have_run(tmp_path: Path) -> None:
     pipeline = SimpleNamespace(idle_s=lambda: (30.0, "encoder"))
-    announcer = lifecycle.Announcer(pipeline, 0.0, 25.0)  # type: ignore[arg-type]
+    announcer = lifecycle.Announcer(pipeline, time.monotonic(), 25.0)  # type: ignore[arg-type]
     announcer._missed = SimpleNamespace(measure=lambda _: None, within_s=lambda last_s: last_s / 3)  # type: ignore[assignment]
     announcer.feed()
     announcer._missed.within_s = lambda last_s: last_s / 10  # type: ignore[method-assign]
     with pytest.raises(DeviceError, match="the encoder has been stuck for 30 s"):
         announcer.feed()
+    lifecycle.Announcer(pipeline, time.monotonic() - 20).feed()  # type: ignore[arg-type]
 
 
 def test_a_daemon_without_a_microphone_is_ready_and_says_what_it_waits_for(
@@ -241,8 +242,7 @@ def test_a_reload_to_a_missing_model_goes_on_with_the_old_configuration(
         systemd.told("RELOADING=1")
         systemd.told("READY=1")
         end(running)
-    log = log_of(config)
-    (told,) = [line for line in log.splitlines() if "ERROR" in line]
+    (told,) = [line for line in log_of(config).splitlines() if "ERROR" in line]
     assert "nowhere" in told
     assert told.endswith("going on with the configuration that was read before")
 
