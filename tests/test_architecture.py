@@ -404,7 +404,7 @@ MOST = {
     "appliance": (44_235, "lines"),
     "appliance without convert, lab and cli": (31_946, "lines"),
     "tests": (44_157, "lines"),
-    "scripts": (10_008, "lines"),
+    "scripts": (10_000, "lines"),
     "documentation": (37_810, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in

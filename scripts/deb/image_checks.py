@@ -30,8 +30,8 @@ INGRESS = "172.30.32.2"
 NODE = "kitchen"
 SPOKEN = "26.flac"
 RATE_HZ, BLOCK_S = 16_000, 0.1
-WITHIN_S = 180.0
-"""Emulated processors are slow."""
+EMULATED = "EMULATED" in os.environ
+WITHIN_S = 3600.0 if EMULATED else 180.0
 STRICT = (
     *("--read-only", "--cap-drop", "all", "--security-opt", "no-new-privileges"),
     *("--network", "host", "--cgroups", "disabled", "--log-driver", "k8s-file"),
@@ -67,7 +67,7 @@ def wait(what: str, ready: Callable[[], object], within_s: float = WITHIN_S) -> 
     while not ready():
         if time.monotonic() > deadline_s:
             raise CheckError(f"{what} did not come within {within_s:.0f} s")
-        time.sleep(0.3)
+        time.sleep(WITHIN_S / 600)
 
 
 def podman(*arguments: str, given: str = "", status: int | None = 0) -> str:
@@ -225,11 +225,11 @@ def check_container(image: str, microphone: Microphone, heard: Path) -> None:
     hears("room", microphone, heard)
     report("a recording through the microphone's pipe arrives over MQTT")
     expect(inside("room", "id", "-u"), str(USER), "the user")
-    written = inside("room", "python3", "-Ic", "open('/usr/x', 'w')", status=None)
-    expect(written, "", "the output")
     inside("room", "python3", "-Ic", "open('/usr/x', 'w')", status=1)
     inside("room", "python3", "-Ic", "open('/etc/roomscribe/x', 'w')", status=1)
     report("it runs as an ordinary user in a read-only root")
+    if EMULATED:
+        return
     labels = json.loads(podman("image", "inspect", image))[0]["Labels"]
     named = {name.removeprefix("org.opencontainers.image.") for name in labels if labels[name]}
     wanted = {"title", "version", "licenses", "source", "revision"}
@@ -281,8 +281,7 @@ def check_app(image: str, microphone: Microphone, heard: Path) -> None:
         *("-v", "/mnt/sound:/sound", image),
     )  # fmt: skip
     hears("app", microphone, heard)
-    owner = (data / "roomscribe/roomscribe.db").stat().st_uid
-    expect(owner, USER, "the owner of the log")
+    expect((data / "roomscribe/roomscribe.db").stat().st_uid, USER, "the owner of the log")
     report("as a Home Assistant app it finds the broker and leaves root")
     wait("the offer of the Wyoming server", lambda: server.told)
     expect(server.told[0]["config"], {"uri": f"tcp://{socket.gethostname()}:10300"}, "the offer")
@@ -316,7 +315,8 @@ def main() -> int:
     with broker() as heard:
         try:
             check_container(image, microphone, heard)
-            check_app(app, microphone, heard)
+            if not EMULATED:  # whose restarts take minutes
+                check_app(app, microphone, heard)
         except CheckError as error:
             print(f"test-image: FAILED: {error}")
             for name in ("room", "app"):

@@ -85,14 +85,15 @@ take_turn() {
     trap 'rm -rf "$work"' EXIT
 }
 
-# Lets this machine run programs of another architecture, through qemu, until it is restarted.
+# Lets this machine run programs of another architecture until its restart, through trixie's qemu: bookworm's cannot run tini.
 need_foreign() {
-    local binfmt=/proc/sys/fs/binfmt_misc
+    local binfmt=/proc/sys/fs/binfmt_misc qemu
     [ "$1" != "$(dpkg --print-architecture)" ] || return 0
     [ "$1" = arm64 ] || cannot_run "no emulation of $1 is known here"
-    need_host qemu-user-static
     [ -e $binfmt/register ] || mount -t binfmt_misc binfmt_misc $binfmt || cannot_run "this kernel has no binfmt_misc, which runs programs of $1"
-    [ -e $binfmt/qemu-aarch64 ] || printf '%s' ':qemu-aarch64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:/usr/bin/qemu-aarch64-static:F' \
+    [ ! -e $binfmt/roomscribe-arm64 ] || return 0
+    qemu=$(packages_root qemu "$(dpkg --print-architecture)" qemu-user)
+    printf '%s' ":roomscribe-arm64:M::\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00:\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff:$qemu/usr/bin/qemu-aarch64:F" \
         > $binfmt/register || cannot_run "qemu cannot be registered in binfmt_misc"
 }
 
