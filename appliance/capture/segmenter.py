@@ -19,7 +19,7 @@ from appliance.capture.utterance import (
     Utterance,
     samples_of,
 )
-from appliance.capture.voice import ASLEEP, NOISE_SCORE, Judgement, VoiceDetector
+from appliance.capture.voice import ASLEEP, NOISE_SCORE, OVER_S, Judgement, VoiceDetector
 from appliance.config import SegmenterSettings
 from appliance.records import SAMPLE_RATE, Discarded, Frame, Window, new_id
 
@@ -67,8 +67,8 @@ class Segmenter:
         self._idle = FrameBuffer()
         self._utterance: Utterance | None = None
         self._early: Window | None = None
-        """The window that ended the last utterance, if that was closed early and no speech came
-        since."""
+        """The window that ended the last utterance early, if no other was opened since."""
+        self._heard_until_s = float("-inf")  # end of the last utterance's speech
         self._floor = NoiseFloor()
         self._endpoint = Endpoint(settings, self._floor)
 
@@ -166,7 +166,7 @@ class Segmenter:
         self._idle.append(judged)
         if judged.judgement.opens or self._continues_last(judged):
             self._open()
-        elif judged.judgement.missed_s and not self.closed_early:
+        elif 0 < judged.judgement.missed_s <= judged.frame.end_s - OVER_S - self._heard_until_s:
             return [Discarded("no_speech", new_id(), judged.judgement.missed_s)]
         return []
 
@@ -214,7 +214,7 @@ class Segmenter:
     def _close(self, utterance: Utterance, *flags: str) -> Window | Discarded:
         """Close the utterance; the silence after it is the next pre-roll."""
         window, self._idle = utterance.close(*flags)
-        self._utterance = None
+        self._utterance, self._heard_until_s = None, window.speech_end_s
         if reason := utterance.rejection(window, self._endpoint):
             return Discarded(reason, window.utterance_id, window.duration_s)
         return window

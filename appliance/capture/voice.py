@@ -37,8 +37,9 @@ FRESH_SHARE = 0.3
 """Share of open_score that is enough until sound lasts: Silero's score of a single word depends on
 where its windows fall (0.2 to 0.9 for the same "pause"). Later it takes the square root of
 open_score: sound without a pause is mostly music."""
-NOISE_SCORE = 0.1
-"""Lasting sound whose scores are all below this is noise, and has filled Silero's memory."""
+NOISE_SCORE, OVER_S = 0.1, 1.0
+"""Lasting sound whose scores are all below the first is noise, and has filled Silero's memory.
+After so much of it, or when the detector sleeps, the sound before is over."""
 RISE_DB, LEVEL_S = 12.0, 1.0
 """A sound rises out of noise if a frame is this far above the mean power of about LEVEL_S."""
 QUIET_POWER, LOUD_POWER = (FULL_SCALE**2 / ratio_of(below_db) for below_db in (60.0, 24.0))
@@ -66,7 +67,7 @@ class Judgement:
     score: float = 1.0
     """Silero's newest score, 0..1."""
     missed_s: float = 0.0
-    """Seconds of a sound that was like speech and never opened; once, when the detector sleeps."""
+    """Seconds of a sound that was like speech and never opened; once, when it is over."""
 
 
 ASLEEP = Judgement(opens=False, speech=False, voiced_s=0.0, score=0.0)
@@ -83,14 +84,12 @@ class VoiceDetector:
         """Forget everything: the next frame follows a gap."""
         self._waker = webrtcvad.Vad(WEBRTC_MODE)  # it adapts to noise
         self._silero.reset()
-        self._past: deque[Samples] = deque()
-        self._past_samples = 0
+        self._past, self._past_samples = deque[Samples](), 0
         self._scores: deque[float] = deque(maxlen=OPENING_WINDOWS)
         self._pending: Samples = np.empty(0, np.int16)
-        self._awake_left_s = 0.0
-        self._awake_for_s = 0.0
-        self._like_speech = self._opened = False
-        """Whether a score since the detector woke reached the lowest opening score, and whether
+        self._awake_left_s = self._awake_for_s = 0.0
+        self._like_s, self._opened = 0.0, False
+        """Seconds since a score of this sound first reached the lowest opening score, and whether
         enough of them did."""
         self._noise_s = 0.0
         """Seconds since a score reached NOISE_SCORE."""
@@ -130,10 +129,11 @@ class VoiceDetector:
             if opens:
                 break
         self._opened = self._opened or opens
-        self._like_speech = self._like_speech or max(scores, default=0.0) >= lowest
+        self._like_s += frame_s if self._like_s or max(scores, default=0.0) >= lowest else 0.0
         voiced = sum(score >= close_score for score in scores)
         newest = self._scores[-1] if self._scores else 0.0
-        self._noise_s = 0.0 if newest >= NOISE_SCORE else self._noise_s + frame_s
+        noise_s = self._noise_s
+        self._noise_s = 0.0 if newest >= NOISE_SCORE else noise_s + frame_s
         speech = bool(self._scores) and newest >= close_score
         self._awake_left_s -= frame_s
         self._awake_for_s += frame_s
@@ -142,8 +142,10 @@ class VoiceDetector:
         missed_s = 0.0
         if not self.awake:
             self._scores.clear()
-            if self._like_speech and not self._opened:
-                missed_s = max(frame_s, self._awake_for_s - AWAKE_S)
+        if not self.awake or noise_s < OVER_S <= self._noise_s:
+            if self._like_s and not self._opened:
+                missed_s = max(frame_s, self._like_s - self._noise_s)
+            self._like_s, self._opened = 0.0, False
         self._store_past(samples)
         return Judgement(opens, speech, voiced * SILERO_WINDOW_S, newest, missed_s)
 
@@ -170,9 +172,7 @@ class VoiceDetector:
     def _wake(self) -> None:
         """Wake Silero, with the sound before the waking frame as its first windows."""
         _compute_on_one_thread()
-        self._awake_left_s = AWAKE_S
-        self._awake_for_s = 0.0
-        self._like_speech = self._opened = False
+        self._awake_left_s, self._awake_for_s = AWAKE_S, 0.0
         past = np.concatenate((np.empty(0, np.int16), *self._past))
         whole = min(LOOK_BACK_WINDOWS, len(past) // SILERO_SAMPLES) * SILERO_SAMPLES
         self._pending = past[len(past) - whole :]
