@@ -27,15 +27,19 @@ LEAD = 128
 LOWEST_HZ, HIGHEST_HZ = 150.0, 7000.0
 SEARCH_S = (1.0, 2.0, 4.0)
 """Sound that the searches for the delay compare, one after the other."""
-SEARCH_PEAK, FOLLOW_PEAK = 9.0, 6.0
+SOFT_SHARE = 0.01
+"""While a person speaks, too, `locate` finds 178 of 180 delays with it (168 without), none wrong
+(2). A search without any echo in the sound would find one by chance."""
+SEARCH_PEAK, LOCATE_PEAK, FOLLOW_PEAK = 9.0, 8.0, 6.0
 """A peak counts if it is so many times the root mean square of the other values: among the 40,000
-values of a search chance reaches 5, among the 500 of `follow` 3."""
+values of a search chance reaches 5, among the 500 of `follow` 3; among the 12,800 of `locate`, with
+a person's speech in the sound, 7."""
 FOLLOW_LENGTH = SAMPLE_RATE
 FOLLOW_RANGE = 256
 """Samples around the expected delay that `follow` looks at."""
 LOCATED_S, LOCATE_RANGE = 0.45, 6400
-"""Sound by which a delay is corrected after a pause, and the samples around it that are looked at:
-a sound server begins up to 0.4 s earlier or later."""
+"""Least sound by which a delay is corrected after a pause, and the samples around it that are
+looked at: a sound server begins up to 0.4 s earlier or later."""
 SAME_LAG = 4.0
 """Delays that differ by so few samples are the same."""
 POINTS, FEWEST_POINTS = 40, 6
@@ -58,13 +62,18 @@ class Peak:
     """Times the root mean square of all values."""
 
 
-def correlate(sound: Sound, reference: Sound, first: int, count: int) -> Peak:
+def correlate(
+    sound: Sound, reference: Sound, first: int, count: int, soft_share: float = 0.0
+) -> Peak:
     """Return the peak of GCC-PHAT among the lags `first` to `first + count - 1`: `sound[n]` is
-    compared with `reference[n + lag]`. The lags may lie anywhere within the reference."""
+    compared with `reference[n + lag]`. The lags may lie anywhere within the reference. Frequencies
+    where that has less than `soft_share` of its mean power count less."""
     size = 1 << (max(len(sound), len(reference)) + 1).bit_length()
-    spectrum = np.fft.rfft(reference, size) * np.conj(np.fft.rfft(sound, size))
-    magnitude = np.abs(spectrum)
+    played = np.fft.rfft(reference, size)
+    spectrum = played * np.conj(np.fft.rfft(sound, size))
+    magnitude, power = np.abs(spectrum), np.abs(played) ** 2
     spectrum /= magnitude + np.float32(1e-3) * magnitude.mean() + np.float32(1e-9)
+    spectrum *= power / (power + np.float32(soft_share) * power.mean() + np.float32(1e-9))
     hz_per_bin = SAMPLE_RATE / size
     spectrum[: int(LOWEST_HZ / hz_per_bin)] = 0
     spectrum[int(HIGHEST_HZ / hz_per_bin) :] = 0
@@ -113,13 +122,13 @@ class Alignment:
         self._points.clear()
 
     def locate(self, sound: Sound, reference: Sound, around: int) -> bool:
-        """Correct the delay after `move` by some LOCATED_S of sound; return True if it is known:
+        """Correct the delay after `move` by the sound since; return True if it is known:
         two calls in a row found the same. `reference` begins `around` samples before the sound, as
         it is aligned, and ends as much later."""
-        peak = correlate(sound, reference, 0, 2 * around)
+        peak = correlate(sound, reference, 0, 2 * around, SOFT_SHARE)
         agrees = abs(peak.lag - self._located) <= SAME_LAG
         self._located = peak.lag
-        if peak.height < FOLLOW_PEAK or not agrees:
+        if peak.height < LOCATE_PEAK or not agrees:
             return False
         self.shift += peak.lag - around + LEAD
         return True
@@ -144,10 +153,10 @@ class Alignment:
 
     def follow(self, position: int, sound: Sound, aligned: Sound) -> bool:
         """Compare the newest second with the reference as it was aligned; `position` is the count
-        of the microphone's samples. Return False if the delay has jumped."""
+        of the microphone's samples. Return False if the reference is not there any more."""
         peak = correlate(sound, aligned, -LEAD - FOLLOW_RANGE, 2 * FOLLOW_RANGE)
         if peak.height < FOLLOW_PEAK:
-            return True
+            return False
         found = self.shift + peak.lag + LEAD
         expected = self.shift
         if self._points:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,10 +51,8 @@ AUDIBLE = 20.0
 TAIL_S = 1.0
 """The echo of the reference's last sound has died away after this."""
 LOCATE_WITHIN_S = 1.5
-"""After a pause, sound of the reference counts as explained until its delay is known, or for this
-long."""
-SETTLE_S = 0.15
-"""For so long after that it counts as explained, too."""
+"""After a pause, frames wait for the delay of the reference's sound, at most so long: somebody may
+already speak over it."""
 HELD_FRAMES = 3
 """Frames of the microphone that may wait for the reference (90 ms)."""
 BUFFER = 1 << 17
@@ -145,8 +144,8 @@ class EchoCanceller:
         self._interruptions, self._pauses = reference.interruptions, reference.pauses
         self._unlocated = 0
         """Samples after a pause in which the delay may still be corrected."""
-        self._unsettled = 0
-        """Samples after that until the filter's reduction is known again."""
+        self._unplaced: list[Frame] = []
+        """Frames that wait for that, up to the next one."""
         self._lag = 0.0
         """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
@@ -177,7 +176,7 @@ class EchoCanceller:
         while self._held:
             if self._must_wait():
                 return
-            yield self._process(self._held.popleft())
+            yield from self._process(self._held.popleft())
 
     def _must_wait(self) -> bool:
         """True while the reference for the oldest held frame has not come but may still come."""
@@ -193,27 +192,21 @@ class EchoCanceller:
         until = self._reference.audible_until + TAIL_S * SAMPLE_RATE
         return bool(self._reference.count) and self._position + shift < until
 
-    def _process(self, frame: Frame) -> Frame:
-        """Return the frame without the reference's sound."""
+    def _process(self, frame: Frame) -> list[Frame]:
+        """Return the frames that are ready with this one, without the reference's sound."""
         expected = self._reference.position_at(frame.start_s) - self._position
-        self._resume(frame, expected)
+        ready = self._resume(frame, expected)
         shift = self._alignment.shift if self._alignment.locked else expected
         audible = self._is_audible(shift)
-        result = frame
         if audible and self._unlocated:
-            self._locate(frame)
-            if not self._unlocated and not self._unsettled:
-                self._alignment.reset()
-            result = replace(frame, explained=True)
+            ready += self._locate(frame)
         elif audible and self._alignment.locked:
             self._lag = shift - expected
             self._delay_s = (LEAD - self._lag) / SAMPLE_RATE
-            result = self._cancel(frame)
-            if self._unsettled > 0:
-                self._unsettled -= len(frame.samples)
-                result = replace(result, explained=True)
+            ready.append(self._cancel(frame, self._position))
         else:
             self._processing = False
+            ready += [*self._give_up(), frame]
         size = len(frame.samples)
         self._position += size
         self._alignment.advance(size)
@@ -221,46 +214,70 @@ class EchoCanceller:
         if audible:
             if self._unlearned > 0:
                 self._unlearned -= size
-                result = replace(result, explained=True)
+                ready = [replace(one, explained=True) for one in ready]
             self._past.push(frame.samples)
             self._unchecked += size
             self._align(expected)
-        return result
+        return ready
 
-    def _resume(self, frame: Frame, expected: float) -> None:
-        """Begin again if one of the streams was interrupted. After a pause of the reference its
-        delay is the one before."""
-        if self._reference.pauses != self._pauses:
+    def _give_up(self) -> list[Frame]:
+        """Return the frames that have waited for the delay in vain."""
+        waited, self._unplaced = self._unplaced, []
+        return [replace(one, explained=True) for one in waited]
+
+    def _resume(self, frame: Frame, expected: float) -> list[Frame]:
+        """Begin again if one of the streams was interrupted; return the frames that waited. After a
+        pause of the reference its delay is the one before."""
+        waited = list[Frame]()
+        if self._reference.pauses != self._pauses and self._reference.count:
             self._pauses = self._reference.pauses
+            waited = self._give_up()
             self._alignment.move(expected + self._lag)
             self._past.clear()
+            self._aligned.clear()
             self._unlocated = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
         gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
         interrupted = self._reference.interruptions != self._interruptions
         if frame.after_gap or abs(gap_s) > LATE_S or interrupted:
             self._interruptions = self._reference.interruptions
+            waited += self._give_up()
             self._alignment.reset()
             self._past.clear()
             self._aligned.clear()
             self._unchecked = 0
+        return waited
 
-    def _locate(self, frame: Frame) -> None:
-        """Correct the delay as soon as the first sound after a pause tells it."""
+    def _locate(self, frame: Frame) -> list[Frame]:
+        """Return this frame and those before it that waited, once the first sound after a pause has
+        told the delay; they wait at most for LOCATE_WITHIN_S."""
         self._unlocated = max(0, self._unlocated - len(frame.samples))
-        length = int(LOCATED_S * SAMPLE_RATE)
-        if len(self._past) < length:
-            return
+        self._unplaced.append(frame)
+        if self._finds_delay(len(self._past)):
+            self._unlocated = 0
+            waited, self._unplaced = self._unplaced, []
+            starts = accumulate((len(one.samples) for one in waited[:-1]), initial=0)
+            first = self._position - sum(len(one.samples) for one in waited[:-1])
+            return [self._cancel(one, first + at) for one, at in zip(waited, starts, strict=True)]
+        if self._unlocated:
+            return []
+        self._alignment.reset()
+        return self._give_up()
+
+    def _finds_delay(self, length: int) -> bool:
+        """Return True once the newest samples, so many, tell the reference's delay."""
+        if length < LOCATED_S * SAMPLE_RATE:
+            return False
         start = self._position - length + round(self._alignment.shift) - LOCATE_RANGE
         reference = self._reference.read(start, length + 2 * LOCATE_RANGE)
-        if power_of(reference[LOCATE_RANGE:-LOCATE_RANGE]) >= AUDIBLE**2:
-            sound = self._past.newest(length)
-            if self._alignment.locate(sound, reference.astype(np.float32), LOCATE_RANGE):
-                self._unlocated, self._unsettled = 0, int(SETTLE_S * SAMPLE_RATE)
-                self._learn(length)
+        if power_of(reference[LOCATE_RANGE:-LOCATE_RANGE]) < AUDIBLE**2:
+            return False
+        sound = self._past.newest(length)
+        return self._alignment.locate(sound, reference.astype(np.float32), LOCATE_RANGE)
 
-    def _cancel(self, frame: Frame) -> Frame:
-        """Return the frame with the aligned reference removed."""
-        first = self._position + self._alignment.shift
+    def _cancel(self, frame: Frame, start: int) -> Frame:
+        """Return the frame, which begins at sample `start`, with the aligned reference removed."""
+        since = self._position - start
+        first = start + self._alignment.shift - self._alignment.rate * since
         whole = math.floor(first)
         size = len(frame.samples)
         spare = TAPS // 2
@@ -310,8 +327,10 @@ class EchoCanceller:
                 self._aligned.clear()
         elif self._unchecked >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:
             self._unchecked = 0
-            sound = self._past.newest(FOLLOW_LENGTH)
-            alignment.follow(self._position, sound, self._aligned.newest(FOLLOW_LENGTH))
+            aligned, sound = (one.newest(FOLLOW_LENGTH) for one in (self._aligned, self._past))
+            found = alignment.follow(self._position, sound, aligned) or not alignment.locked
+            if not found and self._finds_delay(FOLLOW_LENGTH):
+                self._aligned.clear()
 
 
 class _Past:

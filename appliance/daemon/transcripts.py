@@ -249,8 +249,8 @@ class Transcripts(Listener):
         sources = [self._spoken]
         if self._media.play_since(transcript.start):
             sources.append(self._replies)
-        texts, phrase = {transcript.text, acting_text(transcript)}, self._settings.assist.phrase
-        home = all(after_phrase(text, phrase) is not None for text in texts)
+        home = after_phrase(transcript.text, self._settings.assist.phrase) is not None
+        texts = {transcript.text} if home else {transcript.text, acting_text(transcript)}
         return any(one.is_own(text, start_s, addressed=home) for one in sources for text in texts)
 
     def on_idle(self) -> None:

@@ -45,10 +45,12 @@ class Spoken:
     def is_own(self, text: str, at: float, *, addressed: bool = False) -> bool:
         """Return True if a text heard at `at` is all or a part of one that may be heard then; also
         if our own loudspeaker may be heard, except for a text `addressed` to the home while it is
-        known what the loudspeaker says."""
+        known what the loudspeaker says. Of such a text one of these words must be the first."""
         heard, texts = in_digits(plain(text)), self._sounding(at)
         if self._is_heard and self._is_heard(at) and not (addressed and texts):
             return True
+        if addressed:
+            texts = [own for own in texts if any(_is_same(heard[0], one) for one in own)]
         return bool(heard) and any(_is_part(heard, own) for own in texts)
 
     def behind(self, text: str, at: float, begins: Callable[[str], object]) -> str:

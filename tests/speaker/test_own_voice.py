@@ -40,6 +40,10 @@ def test_over_a_known_own_voice_only_what_is_addressed_may_be_a_persons() -> Non
     }
     assert heard == {"computer stop": False, "computer is on": True}
     assert spoken.is_own("what time is it", at=1.0)
+    known = Spoken()
+    known.note("Your daughter asks what time it is.", until=100.0)
+    assert known.is_own("computer what time it is", at=1.0)
+    assert not known.is_own("computer what time it is", at=1.0, addressed=True)
 
 
 @pytest.mark.parametrize(
