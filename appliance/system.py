@@ -11,7 +11,7 @@ call_in, first                        loops and tasks of asyncio
 json_object                           JSON from outside
 shorten, legible, one_line            text from outside, safe for a message
 holders                               processes that have a device open
-boot_id, soc_temperature_c ...        readings of the kernel
+read_or_empty, boot_id ...            readings of the kernel
 """
 
 import ctypes
@@ -402,15 +402,22 @@ def holders(files: Iterable[Path], proc: Path = Path("/proc")) -> list[Holder]:
         with suppress(OSError):  # it has ended, or belongs to another user
             opened = (os.path.realpath(entry) for entry in (folder / "fd").iterdir())
             if not wanted.isdisjoint(opened) and int(folder.name) != os.getpid():
-                name = _text(folder / "comm").strip() or "a program"
+                name = read_or_empty(folder / "comm").strip() or "a program"
                 found.append(Holder(int(folder.name), name))
     return sorted(found, key=lambda holder: holder.pid)
+
+
+def read_or_empty(file: Path) -> str:
+    """Return the text of a small file, such as one of the kernel; "" if it cannot be read."""
+    with suppress(OSError):
+        return file.read_text(encoding="utf-8", errors="replace")
+    return ""
 
 
 @functools.cache
 def boot_id() -> str:
     """Return the kernel's id of this boot; empty if it cannot be read."""
-    return _text(Path("/proc/sys/kernel/random/boot_id")).strip()
+    return read_or_empty(Path("/proc/sys/kernel/random/boot_id")).strip()
 
 
 def boot_clock_s() -> float:
@@ -421,7 +428,7 @@ def boot_clock_s() -> float:
 
 def machine(root: Path = Path("/")) -> str:
     """Return the board's name, such as `Raspberry Pi 5 Model B Rev 1.0`; empty if unknown."""
-    return _text(root / MODEL).strip("\0 \n")[:64]
+    return read_or_empty(root / MODEL).strip("\0 \n")[:64]
 
 
 def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
@@ -429,25 +436,25 @@ def lacks_vnni(root: Path = Path("/"), architecture: str = platform.machine()) -
     its sums of unsigned times signed 8-bit numbers saturate."""
     if architecture.lower() not in ("x86_64", "amd64", "i386", "i686"):
         return False
-    return not re.search(r"\bavx(512)?_vnni\b", _text(root / "proc/cpuinfo"))
+    return not re.search(r"\bavx(512)?_vnni\b", read_or_empty(root / "proc/cpuinfo"))
 
 
 def multiplies_4_bits(root: Path = Path("/"), architecture: str = platform.machine()) -> bool:
     """Return whether onnxruntime has products of 4-bit numbers for this processor: AVX2, or ARM's
     dot product (not a Pi 4). Without, it computes float32's at each step."""
     flag = "asimddp" if architecture.lower() in ("aarch64", "arm64") else "avx2"
-    return bool(re.search(rf"\b{flag}\b", _text(root / "proc/cpuinfo")))
+    return bool(re.search(rf"\b{flag}\b", read_or_empty(root / "proc/cpuinfo")))
 
 
 def soc_temperature_c(root: Path = Path("/")) -> float | None:
     """Return the processor's temperature, if it can be read."""
-    text = _text(root / "sys/class/thermal/thermal_zone0/temp").strip()
+    text = read_or_empty(root / "sys/class/thermal/thermal_zone0/temp").strip()
     return int(text) / 1000 if re.fullmatch(r"-?\d{1,7}", text) else None
 
 
 def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
     """Return a Raspberry Pi's current limits; None if they cannot be read."""
-    text = next((_text(file).strip() for file in root.glob(THROTTLED)), "")
+    text = next((read_or_empty(file).strip() for file in root.glob(THROTTLED)), "")
     if not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", text):
         return None
     bits = int(text, 16)
@@ -456,13 +463,15 @@ def throttling(root: Path = Path("/")) -> tuple[str, ...] | None:
 
 def resident_mb(root: Path = Path("/")) -> float:
     """Return this process's resident memory in megabytes (2**20); 0 if unknown."""
-    pages = _text(root / "proc/self/statm").split()
+    pages = read_or_empty(root / "proc/self/statm").split()
     return int(pages[1]) * os.sysconf("SC_PAGE_SIZE") / (1 << 20) if len(pages) > 1 else 0.0
 
 
 def free_memory(root: Path = Path("/")) -> float:
     """Return the bytes that programs may still allocate, swap included; infinite if unknown."""
-    found = dict(re.findall(r"^(\w+):\s+(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE))
+    found = dict(
+        re.findall(r"^(\w+):\s+(\d+) kB", read_or_empty(root / "proc/meminfo"), re.MULTILINE)
+    )
     if "MemAvailable" not in found:
         return math.inf
     return 1024.0 * (int(found["MemAvailable"]) + int(found.get("SwapFree", 0)))
@@ -476,14 +485,7 @@ def memory_ceiling_mb(root: Path = Path("/")) -> float:
     that a small machine does not restart for ever.
     """
     now_mb, allowed_mb = resident_mb(root), math.inf
-    if group := re.search(r"^0::/(.*)$", _text(root / "proc/self/cgroup"), re.MULTILINE):
-        limit = _text(root / "sys/fs/cgroup" / group[1] / "memory.high").strip()
+    if group := re.search(r"^0::/(.*)$", read_or_empty(root / "proc/self/cgroup"), re.MULTILINE):
+        limit = read_or_empty(root / "sys/fs/cgroup" / group[1] / "memory.high").strip()
         allowed_mb = int(limit) / (1 << 20) if limit.isdigit() else math.inf
     return max(min(now_mb + GROWTH_MB, 0.9 * allowed_mb), now_mb + GROWTH_MB / 4)
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -401,8 +401,8 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 
 
 MOST = {
-    "appliance": (44_265, "lines"),
-    "appliance without convert, lab and cli": (31_976, "lines"),
+    "appliance": (44_242, "lines"),
+    "appliance without convert, lab and cli": (31_971, "lines"),
     "tests": (44_166, "lines"),
     "scripts": (10_000, "lines"),
     "documentation": (37_810, "words"),

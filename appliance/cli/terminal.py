@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+from appliance.system import Closing
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -30,7 +32,7 @@ def percent(share: float) -> str:
     return f"{math.floor(round(share, 3) * 100 + 0.5)}%"
 
 
-class ProgressLine:
+class ProgressLine(Closing):
     """A bar on standard error while there is something to wait for, if that is a terminal."""
 
     def __init__(self, name: str, *, unit: str = "s", quiet: bool) -> None:
@@ -50,10 +52,8 @@ class ProgressLine:
             self._bar.total = total
             self._bar.update(position - self._bar.n)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Remove the line."""
         if self._bar is not None:
             self._bar.close()
 

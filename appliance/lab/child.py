@@ -7,9 +7,9 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
-from appliance.system import one_line
+from appliance.system import Closing, one_line
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -41,7 +41,7 @@ class _Failed(str):
     """Message of a child whose function raised."""
 
 
-class Child:
+class Child(Closing):
     """A function in a process of its own, which may hang, crash or be killed. For use in `with`.
 
     The child calls `work(connection, *arguments)`. What it sends on the connection (a
@@ -100,10 +100,8 @@ class Child:
             raise ChildFailedError(message)
         return message
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill the child, unless it has ended."""
         self._connection.close()
         self._end(0.0)
         os.close(self._output)

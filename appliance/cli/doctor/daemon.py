@@ -15,7 +15,7 @@ from appliance.config import DEFAULT_PATH, MqttSettings, Settings
 from appliance.control import ControlClient
 from appliance.errors import DaemonError
 from appliance.mqtt import PASSWORD_CREDENTIAL
-from appliance.system import find_credential
+from appliance.system import find_credential, read_or_empty
 
 log = logging.getLogger("roomscribe.cli")
 
@@ -55,7 +55,8 @@ def beside_daemon(config: Path | None, settings: Settings) -> tuple[DaemonProces
         os.environ.setdefault("STATE_DIRECTORY", str(INSTALLED_STATE))
     daemon = running_daemon(settings)
     if daemon and daemon.pid:
-        pairs = (entry.partition("=") for entry in _words(Path(f"/proc/{daemon.pid}/environ")))
+        environment = read_or_empty(Path(f"/proc/{daemon.pid}/environ")).split("\0")
+        pairs = (entry.partition("=") for entry in environment)
         os.environ.update({name: value for name, _, value in pairs if name in ADOPTED})
     given = "CREDENTIALS_DIRECTORY" in os.environ
     if installed and not given and (daemon is None or daemon.service):
@@ -139,7 +140,7 @@ def running_daemon(settings: Settings) -> DaemonProcess | None:
                 continue
             peer = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         pid: int = struct.unpack("3i", peer)[0]
-        return DaemonProcess(pid, UNIT in "".join(_words(Path(f"/proc/{pid}/cgroup"))))
+        return DaemonProcess(pid, UNIT in read_or_empty(Path(f"/proc/{pid}/cgroup")))
     return None
 
 
@@ -157,10 +158,3 @@ def output(*command: str, within_s: float = 5.0) -> str:
         done = subprocess.run(command, capture_output=True, timeout=within_s, check=True)
         return done.stdout.decode(errors="replace")
     return ""
-
-
-def _words(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").split("\0")
-    except OSError:
-        return []

@@ -17,6 +17,7 @@ from typing import Any
 from appliance.cli.doctor.daemon import ask_daemon, output
 from appliance.config import Settings, default_path, slug
 from appliance.errors import RoomscribeError
+from appliance.system import machine as board, read_or_empty
 
 PACKAGES = (
     "roomscribe", "dkms", "raspi-firmware", "python3-numpy", "python3-onnxruntime", "libportaudio2"
@@ -55,11 +56,15 @@ def machine(settings: Settings) -> dict[str, Any]:
     from appliance.infer import diagnosis
 
     of_hailo = [name for one in diagnosis.GENERATIONS for name in one.packages]
-    memory = re.search(r"MemTotal:\s+(\d+) kB", _read("/proc/meminfo"))
-    processor = re.search(r"^model name\s*:\s*(.+)$", _read("/proc/cpuinfo"), re.MULTILINE)
-    system = re.search(r'^PRETTY_NAME="?([^"\n]+)', _read("/etc/os-release"), re.MULTILINE)
+    memory = re.search(r"MemTotal:\s+(\d+) kB", read_or_empty(Path("/proc/meminfo")))
+    processor = re.search(
+        r"^model name\s*:\s*(.+)$", read_or_empty(Path("/proc/cpuinfo")), re.MULTILINE
+    )
+    system = re.search(
+        r'^PRETTY_NAME="?([^"\n]+)', read_or_empty(Path("/etc/os-release")), re.MULTILINE
+    )
     return {
-        "model": _read("/proc/device-tree/model").strip("\0\n ") or "unknown",
+        "model": board() or "unknown",
         "processor": processor[1] if processor else platform.machine(),
         "cores": os.cpu_count(),
         "memory_mb": int(memory[1]) // 1024 if memory else None,
@@ -98,14 +103,6 @@ def _package_versions(names: Sequence[str]) -> dict[str, str]:
     return {words[0]: words[1] for words in lines if len(words) == 3 and words[2] == "ii"}
 
 
-def _read(file: str | Path) -> str:
-    """Return a small file's text; empty if it cannot be read."""
-    try:
-        return Path(file).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def private_texts(configuration: Path | None) -> dict[str, str]:
     """Return texts that must not be in the report, with their placeholders."""
     host = platform.node()
@@ -117,7 +114,7 @@ def private_texts(configuration: Path | None) -> dict[str, str]:
     if configuration:
         found[str(configuration)] = "<configuration>"
     try:  # even with mistakes, as long as it is TOML
-        written = tomllib.loads(_read(configuration or default_path()))
+        written = tomllib.loads(read_or_empty(configuration or default_path()))
     except ValueError:
         written = {}
     for section, values in written.items():

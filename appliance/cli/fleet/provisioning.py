@@ -26,7 +26,7 @@ from appliance.cli.config_file import must_write
 from appliance.config import is_address, is_loopback, url_host
 from appliance.errors import ConfigError, StoreError
 from appliance.fleet import messages
-from appliance.system import replacing, shorten, write_whole
+from appliance.system import read_or_empty, replacing, shorten, write_whole
 
 TEMPLATE = Path(__file__).with_name("nats.conf")
 STATE, CONFIG, NODES = "server.json", "nats.conf", "nodes.conf"
@@ -180,7 +180,7 @@ class FleetServer:
             make_folder(folder)
             write_whole(folder / STATE, json.dumps(asdict(self), indent=1), 0o600)
             for name, text in files.items():
-                if _read(folder / name) == text:
+                if read_or_empty(folder / name) == text:
                     continue
                 anew = anew or name != NODES
                 with replacing(folder / name, 0o600) as draft:
@@ -303,10 +303,3 @@ def _not_a_code(found: str) -> ConfigError:
         f"code: expected what `roomscribe fleet invite` printed, found {found}; copy all of it, "
         "and use the same version of Roomscribe on both machines"
     )
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from appliance.errors import DeviceError
-from appliance.system import Holder, holders, one_line
+from appliance.system import Holder, holders, one_line, read_or_empty
 
 VARIABLE = "ROOMSCRIBE_HAILO_ROOT"
 """Environment variable: a folder to use in place of / for nodes and modules."""
@@ -57,7 +57,7 @@ class Generation:
     def upgrade(self) -> str:
         """What to run for one version of everything that is installed, and nothing else: on a
         machine with a Hailo-10H, a full upgrade has replaced its library by that of the Hailo-8."""
-        status = _read(_root() / "var/lib/dpkg/status")
+        status = read_or_empty(_root() / "var/lib/dpkg/status")
         installed = set(re.findall(r"^Package: (.+)\nStatus: install ok installed$", status, re.M))
         names = " ".join(name for name in self.packages if name in installed)
         command = f"sudo apt install --only-upgrade {names}" if names else self.install
@@ -65,7 +65,7 @@ class Generation:
 
     def read(self, file: str) -> str:
         """The text of a file of the loaded driver; "" without it."""
-        return _read(_root() / "sys/module" / self.module / file)
+        return read_or_empty(_root() / "sys/module" / self.module / file).strip()
 
 
 GENERATIONS = (
@@ -97,7 +97,8 @@ def nodes() -> list[Path]:
 def on_bus(file: str = "device") -> list[str]:
     """Return a file of each Hailo on the PCI bus, with or without a driver; its id by default."""
     vendors = sorted(_root().glob(_PCI))
-    return [_read(each.with_name(file)) for each in vendors if _read(each) == _VENDOR]
+    found = (each.with_name(file) for each in vendors if read_or_empty(each).strip() == _VENDOR)
+    return [read_or_empty(each).strip() for each in found]
 
 
 def generation() -> Generation:
@@ -156,14 +157,6 @@ def small_pages() -> str:
 
 def _root() -> Path:
     return Path(os.environ.get(VARIABLE, "/"))
-
-
-def _read(file: Path) -> str:
-    """The text of a small file; "" where it cannot be read."""
-    try:
-        return file.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""
 
 
 class NpuError(DeviceError):
