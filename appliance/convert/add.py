@@ -61,10 +61,9 @@ class AddRequest:
 
     @property
     def chip(self) -> str | None:
-        """The chip to get a HEF for."""
-        return (
-            self.chip_present if self.hef == AUTO else self.hef if self.hef in CHIP_NAMES else None
-        )
+        """The chip to get Hailo's encoder for."""
+        named = self.hef if self.hef in CHIP_NAMES else None
+        return self.chip_present if self.hef == AUTO else named
 
     @property
     def hef_file(self) -> Path | None:
@@ -103,22 +102,21 @@ class Plan:
 
     request: AddRequest
     hef: hailo_store.HefSource | None
-    """The encoder to fetch."""
-    without: str
-    """Why Hailo's encoder is not taken, for a request that may have one; else ""."""
+    """Hailo's encoder, to be fetched."""
+    why_no_hef: str
+    """Why none is fetched although there is a chip; else ""."""
 
     def window_s(self, config: WhisperConfig) -> float:
         """Return the bundle's window in seconds."""
         from_hef = self.hef.window_s if self.hef else None
         return self.request.window_s or from_hef or window_of(config)
 
-    def check(self, folder: Path, step: str, progress: ProgressDisplay, free: float) -> None:
-        """Expect the build, the `step`. Raises ModelError if the checkpoint cannot be built, as its
-        small files show; `free` is the free memory in bytes."""
+    def require_buildable(self, folder: Path, free: float) -> WhisperConfig:
+        """Return the sizes of a checkpoint. Raises ModelError if it cannot be built, as its small
+        files and the bytes of `free` memory show."""
         config = read_sizes(folder)
         window_positions(config, self.window_s(config))
         read_decoding(folder, config, self.request.language)
-        progress.expect(step, parameters(config) // 2)
         needed = memory_needed(config, self.request.quantize)
         if free < needed:
             smaller = "a smaller model" if self.request.quantize == "int8" else "--quantize int8"
@@ -127,6 +125,7 @@ class Plan:
                 f"verify it, found {free / 1e9:.1f} GB free; stop other programs, add swap, or "
                 f"take {smaller}"
             )
+        return config
 
 
 def make_bundle(
@@ -145,7 +144,7 @@ def make_bundle(
     plan, step = make_plan(request), f"building {staging.name}"
 
     def check(folder: Path) -> None:
-        plan.check(folder, step, progress, free())
+        progress.expect(step, build_work(plan.require_buildable(folder, free())))
 
     origin = _obtain_checkpoint(request, staging, progress, check)
     if origin.remark:
@@ -160,10 +159,9 @@ def make_plan(request: AddRequest) -> Plan:
         raise ConfigError(
             f"--window: expected 0.04 to {LONGEST_WINDOW_S:g} seconds, found {request.window_s:g}"
         )
-    hef, without = _published_hef(request)
     if request.hef_file:
         _require_hef(request.hef_file)
-    return Plan(request, hef, without)
+    return Plan(request, *_choose_hef(request))
 
 
 def _obtain_checkpoint(
@@ -206,8 +204,7 @@ def _build(
     )
     say(step)
     progress.begin(step)
-    # two bytes of a parameter take the time of half a byte that is downloaded at 6 MB/s
-    part = parameters(config) // 2 // PARTS
+    part = build_work(config) // PARTS
     build_bundle(origin.folder, staging.draft, recipe, written=lambda: progress.advance(part))
 
 
@@ -225,8 +222,13 @@ def _put_hef(
         _put_file(staging, HEF_FILE, file)
     elif plan.request.hef_file:
         _put_file(staging, HEF_FILE, plan.request.hef_file)
-    elif plan.without:
-        say(f"without a HEF: {plan.without}")
+    elif plan.why_no_hef:
+        say(f"without a HEF: {plan.why_no_hef}")
+
+
+def build_work(config: WhisperConfig) -> int:
+    """Return the work of a build, in bytes that take as long to download at 6 MB/s."""
+    return parameters(config) // 2
 
 
 def memory_needed(config: WhisperConfig, quantize: str) -> int:
@@ -246,13 +248,13 @@ def compiled_window_of(config: WhisperConfig) -> float:
     return hailo_store.shortest_window_s("base") if is_base else window_of(config)
 
 
-def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, str]:
-    """Return Hailo's encoder for the request, or why it is not taken; neither without a chip.
+def _choose_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, str]:
+    """Return which encoder of Hailo's to fetch, or why none; neither without a chip.
 
-    Without a wish, one is taken that has the CPU's window: with base's of 5 s on a Hailo-8, more
-    words are wrong (docs/hailo.md). A folder's is found by its sizes, and taken if the user named
-    the chip. Raises ConfigError if the user named a chip and none fits, and ModelError for the
-    folder.
+    `auto` takes one only if it has the CPU's window: with base's of 5 s on a Hailo-8, more words
+    are wrong (docs/hailo.md). For a folder, one is found by the sizes of the network, and taken if
+    the user named the chip. Raises ConfigError if the user named a chip and none fits, and
+    ModelError for the folder.
     """
     if not request.chip:
         return None, ""
@@ -260,15 +262,16 @@ def _published_hef(request: AddRequest) -> tuple[hailo_store.HefSource | None, s
     if request.folder:
         require_checkpoint(request.folder)
         name = hailo_store.name_of(read_sizes(request.folder)) or request.bundle_name
-    wanted = request.window_s or (WINDOW_S if request.hef == AUTO else None)
+    is_auto = request.hef == AUTO
+    window_s = request.window_s or (WINDOW_S if is_auto else None)
     found = hailo_store.find_hef(request.chip, name)
-    if found and wanted in (None, found.window_s):
-        if request.folder and request.hef == AUTO:
+    if found and window_s in (None, found.window_s):
+        if request.folder and is_auto:
             weights = f"if it has OpenAI's weights of {name}"
             return None, f"{weights}, --hef {request.chip} takes Hailo's encoder"
         return found, ""
-    reason = hailo_store.explain_none(request.chip, name, wanted or WINDOW_S)
-    if request.hef != AUTO:
+    reason = hailo_store.explain_none(request.chip, name, window_s or WINDOW_S)
+    if not is_auto:
         raise ConfigError(f"--hef: {reason}")
     return None, reason
 

@@ -7,7 +7,7 @@ import pytest
 from rigs.hub import LocalHub, local_hub
 from rigs.models import SMALL_SHAPE, random_weights, sized, write_checkpoint
 
-from appliance.convert.add import AddRequest, _published_hef, make_bundle, memory_needed
+from appliance.convert.add import AddRequest, _choose_hef, make_bundle, memory_needed
 from appliance.convert.progress import ProgressDisplay
 from appliance.convert.shapes import WhisperConfig
 from appliance.errors import ConfigError, ModelError
@@ -38,17 +38,17 @@ def hub(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]
 def test_hailos_encoder_is_taken_if_its_window_and_the_sizes_fit(
     checkpoint: Path, tmp_path: Path, chip: str, taken: bool
 ) -> None:
-    encoder, why = _published_hef(AddRequest("base", hef="auto", chip_present=chip))
+    encoder, why = _choose_hef(AddRequest("base", hef="auto", chip_present=chip))
     assert (encoder is not None, why == "") == (taken, taken)
-    encoder, why = _published_hef(AddRequest("base", hef=chip))
+    encoder, why = _choose_hef(AddRequest("base", hef=chip))
     assert encoder and (encoder.window_s, why) == (10.0 if taken else 5.0, "")
     folder = str(write_checkpoint(tmp_path / "mine", BASE, {}))
-    assert _published_hef(AddRequest(folder, hef=chip)) == (encoder, "")
-    found, why = _published_hef(AddRequest(folder, hef="auto", chip_present=chip))
+    assert _choose_hef(AddRequest(folder, hef=chip)) == (encoder, "")
+    found, why = _choose_hef(AddRequest(folder, hef="auto", chip_present=chip))
     assert found is None
     assert (f"OpenAI's weights of base, --hef {chip} takes" in why) == taken
     with pytest.raises(ConfigError, match="publishes no such encoder"):
-        _published_hef(AddRequest(str(checkpoint), hef=chip))
+        _choose_hef(AddRequest(str(checkpoint), hef=chip))
 
 
 def make(source: str | Path, free: float = 64e9) -> list[str]:
