@@ -403,7 +403,7 @@ def test_every_module_is_in_the_table_of_contributing() -> None:
 MOST = {
     "appliance": (44_245, "lines"),
     "appliance without convert, lab and cli": (31_971, "lines"),
-    "tests": (44_166, "lines"),
+    "tests": (44_161, "lines"),
     "scripts": (10_000, "lines"),
     "documentation": (37_810, "words"),
 }

@@ -66,12 +66,12 @@ class _Part(NamedTuple):
     transcript: Transcript
 
     def is_continued_by(self, window: Window, level_dbfs: float | None) -> bool:
-        """Return True if the speech of a window, of that level, follows soon and is the same
-        voice's, and nothing is sure enough to act without it."""
+        """Return True if the speech of a window, of that level, follows soon and is as loud as the
+        last second of this one's, and nothing is sure enough to act without it."""
         pause_s = window.start_s - self.window.speech_end_s
         is_whole = self.window.last and self.window.index == window.index == 1
         soon = is_whole and 0 <= pause_s <= CONTINUES_S - PRE_ROLL_S
-        alike = is_same_voice(self.transcript.level_dbfs, level_dbfs)
+        alike = is_same_voice(measure_speech(self.window.samples[-SAMPLE_RATE:])[0], level_dbfs)
         return soon and alike and why_not_act(self.transcript) in UNSURE
 
     def has_rest(self, later: Transcript) -> bool:

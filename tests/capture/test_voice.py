@@ -5,6 +5,7 @@ import resource
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -22,13 +23,6 @@ from appliance.records import SAMPLE_RATE, Frame, Samples, Window
 STEP = SAMPLE_RATE // 100
 TASKS = Path("/proc/self/task")
 """A folder for each thread of this process."""
-
-
-class AlwaysSpeech:
-    """A webrtcvad that takes everything for speech."""
-
-    def is_speech(self, *_: object) -> bool:
-        return True
 
 
 def noise(seconds: float, rms: float) -> Samples:
@@ -169,7 +163,7 @@ def test_a_sound_like_speech_that_never_opened_is_reported_once_it_is_over() -> 
         scores += [*sound, *[0.0] * 40]
     detector, given = VoiceDetector(VoiceSettings()), iter(scores)
     detector._score = lambda samples: [next(given, 0.0)]  # type: ignore[method-assign]
-    detector._waker = AlwaysSpeech()
+    detector._waker = SimpleNamespace(is_speech=lambda *_: True)
     judged = [detector.push(frame) for frame in Framer().push(noise(6, 3), 0.0)]
     missed = {n: round(one.missed_s, 6) for n, one in enumerate(judged) if one.missed_s}
     assert missed == {12 + 33: 0.09, 53 + 33: 0.03, 138 + 33: 0.06}

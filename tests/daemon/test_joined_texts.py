@@ -17,7 +17,7 @@ from appliance.daemon.backlog import Lease, Work
 from appliance.records import SAMPLE_RATE, Samples, Window, new_id, why_not_act
 from appliance.store.store import Store
 
-SPEECH = np.full(2 * SAMPLE_RATE, 100, np.int16)
+SPEECH = np.resize(np.array([300, -300], np.int16), 2 * SAMPLE_RATE)
 
 
 class Rig:
@@ -121,13 +121,14 @@ def test_start_and_duration_are_those_of_what_is_new(rig: Rig) -> None:
 
 
 def test_a_sentence_that_a_pause_cut_is_decoded_as_one_in_idle_time(rig: Rig) -> None:
-    first = rig.say_apart("set bed light brightness.", 0.0)
+    after_click = np.concatenate((30 * SPEECH[: SAMPLE_RATE // 2], SPEECH[SAMPLE_RATE // 2 :]))
+    first = rig.say_apart("set bed light brightness.", 0.0, samples=after_click)
     second = rig.say_apart("50%.", 3.0)
     parts = [row.transcript for row in rig.store.query()]
     assert [one.continues for one in parts] == ["", first.utterance_id]
     window = rig.join("set bed light brightness to 50%.")
     assert window and (window.start_s, window.speech_end_s) == (first.start_s, second.speech_end_s)
-    assert np.array_equal(window.samples, np.full(5 * SAMPLE_RATE, 100))
+    assert np.array_equal(window.samples[len(after_click) :], np.resize(SPEECH, 3 * SAMPLE_RATE))
     *_, whole = (row.transcript for row in rig.store.query())
     assert whole.text == "set bed light brightness to 50%."
     assert whole.utterance_id == second.utterance_id
