@@ -61,7 +61,7 @@ def judge(transcription: Transcription) -> str | None:
 
     Each rule needs evidence that real speech does not give. Short answers often have low
     confidence, and are flagged (`find_flags`). Loops, of which the decoder is very sure, are
-    discarded unless they are one word (`find_single_word`) or were cut (`first_round`).
+    discarded unless they are one word (`find_single_word`) or follow others (`first_round`).
     """
     doubt = -transcription.avg_logprob / 2
     if not transcription.text:

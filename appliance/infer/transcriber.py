@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("roomscribe.infer")
 
+SENTENCE_TOKENS = 16
+"""Fewest tokens of a last window's text that are kept of one with a loop."""
 DOUBTFUL = -0.25
 """Mean log-probability below which a greedy text is doubtful, as is one without an end: it may be a
 loop. Half of them are; a search of the others changed no count of errors."""
@@ -199,8 +201,7 @@ class Transcriber(AnyTranscriber):
             pending.on_text(first.result)
         if request.search and pending.has_time():
             best = self._search_better(best, pending)
-        if not request.window.last:
-            best = self._without_loop(best)
+        best = self._without_loop(best)
         if pending.wanted:
             best = self._apply_vocabulary(best)
         if request.completeness and best.decoded is not first.decoded:
@@ -251,12 +252,12 @@ class Transcriber(AnyTranscriber):
 
     def _without_loop(self, best: _Candidate) -> _Candidate:
         """Return the text with one round of the loop in which it ends, if any: a cut within a word
-        can make a loop, and the words before that are right."""
-        decoded = best.decoded
-        if decoded.ended and not is_loop(decoded.tokens):
+        can make a loop, and the words before that are right. Noise loops after few tokens."""
+        decoded, least = best.decoded, SENTENCE_TOKENS * best.encoded.request.window.last
+        kept, ends = first_round(decoded.tokens), decoded.ended and not is_loop(decoded.tokens)
+        if ends or not least <= kept < len(decoded.tokens):
             return best
-        tokens = decoded.tokens[: first_round(decoded.tokens)]
-        logprobs = decoded.logprobs[: len(tokens)]
+        tokens, logprobs = decoded.tokens[:kept], decoded.logprobs[:kept]
         once = replace(decoded, tokens=tokens, logprobs=logprobs, ended=False)
         return self._replaced(best, once)
 
@@ -286,9 +287,8 @@ class Transcriber(AnyTranscriber):
     def _apply_vocabulary(self, best: _Candidate) -> _Candidate:
         if not self._rescorer or not best.result.text:
             return best
-        found = self._replaced(
-            best, self._rescorer.rescore(best.decoded, best.encoded.request.names)
-        )
+        decoded = self._rescorer.rescore(best.decoded, best.encoded.request.names)
+        found = self._replaced(best, decoded)
         # as sure as what was heard: a name is put in because no model expects it
         logprob, confidence = best.result.avg_logprob, best.result.confidence
         result = replace(found.result, avg_logprob=logprob, confidence=confidence)

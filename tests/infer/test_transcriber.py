@@ -108,24 +108,24 @@ def test_a_decode_stopped_by_the_limit_is_marked(
         assert result.ended == ended and ("token_limit" in result.flags) == (not ended)
 
 
-def test_a_loop_at_a_cut_is_written_once(
+def test_a_loop_at_a_cut_or_behind_a_sentence_is_written_once(
     transcriber: Transcriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for rounds, last, ended, kept in (
-        (9, False, False, 5),
-        (9, False, True, 5),
-        (4, False, True, 14),
-        (4, False, False, 5),
-        (9, True, False, 29),
+    for words, rounds, last, ended, kept in (
+        (2, 9, False, False, 5),
+        (2, 9, False, True, 5),
+        (2, 4, False, True, 14),
+        (2, 4, False, False, 5),
+        (12, 9, True, False, 39),
+        (13, 9, True, False, 16),
     ):
-        tokens = (1, 2, *(7, 8, 9) * rounds)
+        tokens = (*range(10, 10 + words), *(7, 8, 9) * rounds)
         looping = Decoded(tokens, (*[-3.0] * 5, *[0.0] * (len(tokens) - 5 + ended)), 0.1, ended)
         monkeypatch.setattr(transcriber.decoder, "decode", lambda *_, one=looping, **__: one)
         result = transcriber.transcribe(replace(window(1.0), last=last))
         assert result.tokens == tokens[:kept] and result.avg_logprob == -15 / (kept + 1)
-        assert (
-            result.ended == (ended and kept == len(tokens)) == ("token_limit" not in result.flags)
-        )
+        whole = ended and kept == len(tokens)
+        assert result.ended == whole == ("token_limit" not in result.flags)
 
 
 def test_the_same_window_gives_the_same_transcription(transcriber: Transcriber) -> None:
