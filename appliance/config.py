@@ -1010,7 +1010,8 @@ def merge(*layers: Layer) -> Reading:
     mistakes = [mistake for layer in layers for mistake in layer.mistakes]
     unknown = {key for mistake in mistakes for key in mistake.keys}
     for each in contradictions(settings):
-        if not unknown.intersection(each.keys):
+        sections = {f"{key.partition('.')[0]}." for key in each.keys}
+        if unknown.isdisjoint(sections | {*each.keys}):
             mistakes.append(replace(each, text=f"{layers[-1].origin}: {each.text}"))
     ignored = tuple(line for layer in layers for line in layer.ignored)
     return Reading(settings, tuple(mistakes), origins=origins, ignored=ignored)

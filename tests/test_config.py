@@ -44,6 +44,11 @@ def test_five_mistakes_are_reported_together_each_with_its_fix() -> None:
     assert "did you mean info?" in found[4]
 
 
+def test_a_misspelled_section_is_one_mistake() -> None:
+    (found,) = mistakes('[homeasistant]\nurl = "http://ha:8123"\n[assist]\nphrase = "computer"')
+    assert "did you mean homeassistant?" in found
+
+
 def test_a_whole_number_serves_where_a_number_is_wanted() -> None:
     assert config.parse("[capture]\nsilence_s = 2", "x").capture.silence_s == 2.0
 
