@@ -142,18 +142,18 @@ class EchoCanceller:
         """Samples of the microphone up to the next frame."""
         self._end_s: float | None = None
         self._interruptions, self._pauses = reference.interruptions, reference.pauses
-        self._unlocated = 0
+        self._locate_left = 0
         """Samples after a pause in which the delay may still be corrected."""
-        self._unplaced: list[Frame] = []
-        """Frames that wait for that, up to the next one."""
+        self._waiting_for_delay: list[Frame] = []
+        """Frames that wait for that, up to the one that is processed."""
         self._lag = 0.0
         """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
         self._aligned = _Past(FOLLOW_LENGTH)
-        self._unchecked = 0
+        self._since_check = 0
         """Samples since the last search, or the last comparison of the two streams."""
         self._processing = False
-        self._unlearned = int(LEARNED_S * SAMPLE_RATE)
+        self._learn_left = int(LEARNED_S * SAMPLE_RATE)
         self._gate = _Gate()
         self._delay_s = 0.0
         """From the reference to the microphone, when a frame was last processed."""
@@ -198,7 +198,7 @@ class EchoCanceller:
         ready = self._resume(frame, expected)
         shift = self._alignment.shift if self._alignment.locked else expected
         audible = self._is_audible(shift)
-        if audible and self._unlocated:
+        if audible and self._locate_left:
             ready += self._locate(frame)
         elif audible and self._alignment.locked:
             self._lag = shift - expected
@@ -212,17 +212,17 @@ class EchoCanceller:
         self._alignment.advance(size)
         self._end_s = frame.end_s
         if audible:
-            if self._unlearned > 0:
-                self._unlearned -= size
+            if self._learn_left > 0:
+                self._learn_left -= size
                 ready = [replace(one, explained=True) for one in ready]
             self._past.push(frame.samples)
-            self._unchecked += size
+            self._since_check += size
             self._align(expected)
         return ready
 
     def _give_up(self) -> list[Frame]:
         """Return the frames that have waited for the delay in vain."""
-        waited, self._unplaced = self._unplaced, []
+        waited, self._waiting_for_delay = self._waiting_for_delay, []
         return [replace(one, explained=True) for one in waited]
 
     def _resume(self, frame: Frame, expected: float) -> list[Frame]:
@@ -235,7 +235,7 @@ class EchoCanceller:
             self._alignment.move(expected + self._lag)
             self._past.clear()
             self._aligned.clear()
-            self._unlocated = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
+            self._locate_left = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
         gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
         interrupted = self._reference.interruptions != self._interruptions
         if frame.after_gap or abs(gap_s) > LATE_S or interrupted:
@@ -244,21 +244,21 @@ class EchoCanceller:
             self._alignment.reset()
             self._past.clear()
             self._aligned.clear()
-            self._unchecked = 0
+            self._since_check = 0
         return waited
 
     def _locate(self, frame: Frame) -> list[Frame]:
         """Return this frame and those before it that waited, once the first sound after a pause has
         told the delay; they wait at most for LOCATE_WITHIN_S."""
-        self._unlocated = max(0, self._unlocated - len(frame.samples))
-        self._unplaced.append(frame)
+        self._locate_left = max(0, self._locate_left - len(frame.samples))
+        self._waiting_for_delay.append(frame)
         if self._finds_delay(len(self._past)):
-            self._unlocated = 0
-            waited, self._unplaced = self._unplaced, []
+            self._locate_left = 0
+            waited, self._waiting_for_delay = self._waiting_for_delay, []
             starts = accumulate((len(one.samples) for one in waited[:-1]), initial=0)
             first = self._position - sum(len(one.samples) for one in waited[:-1])
             return [self._cancel(one, first + at) for one, at in zip(waited, starts, strict=True)]
-        if self._unlocated:
+        if self._locate_left:
             return []
         self._alignment.reset()
         return self._give_up()
@@ -284,9 +284,9 @@ class EchoCanceller:
         source = self._reference.read(whole - spare + 1, size + TAPS).astype(np.float32)
         out, played = np.empty(size, np.int16), np.empty(size, np.int16)
         for at in range(0, size, BLOCK):
-            share = first - whole + self._alignment.rate * at
-            step = math.floor(share)
-            taps = FRACTIONS[int((share - step) * PHASES)]
+            offset = first - whole + self._alignment.rate * at
+            step = math.floor(offset)
+            taps = FRACTIONS[int((offset - step) * PHASES)]
             segment = source[at + step : at + step + BLOCK + TAPS - 1]
             block = np.rint(np.convolve(segment, taps, "valid"))
             played[at : at + BLOCK] = block.clip(-32768, 32767, out=block)
@@ -313,9 +313,9 @@ class EchoCanceller:
         alignment = self._alignment
         if not alignment.locked:
             length = alignment.search_length
-            if self._unchecked < SAMPLE_RATE or len(self._past) < length:
+            if self._since_check < SAMPLE_RATE or len(self._past) < length:
                 return
-            self._unchecked = 0
+            self._since_check = 0
             early, late = int(EARLY_S * SAMPLE_RATE), int(LATE_S * SAMPLE_RATE)
             start = self._position - length + round(expected) - early
             reference = self._reference.read(start, length + early + late)
@@ -325,8 +325,8 @@ class EchoCanceller:
                 self._learn(length)
                 self._gate.reset()
                 self._aligned.clear()
-        elif self._unchecked >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:
-            self._unchecked = 0
+        elif self._since_check >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:
+            self._since_check = 0
             aligned, sound = (one.newest(FOLLOW_LENGTH) for one in (self._aligned, self._past))
             found = alignment.follow(self._position, sound, aligned) or not alignment.locked
             if not found and self._finds_delay(FOLLOW_LENGTH):

@@ -164,7 +164,7 @@ class Segmenter:
         too unlike speech to open one, and too like it to leave no trace."""
         self._idle.keep_newest(samples_of(PRE_ROLL_MS))
         self._idle.append(judged)
-        if judged.judgement.opens or self._continues_last(judged):
+        if judged.judgement.opens or self._would_have_stayed_open(judged):
             self._open()
         elif 0 < judged.judgement.missed_s <= judged.frame.end_s - OVER_S - self._heard_until_s:
             return [Discarded("no_speech", new_id(), judged.judgement.missed_s)]
@@ -203,7 +203,7 @@ class Segmenter:
         powers = [judged.power for judged in frames]
         self._endpoint.open(loudest(powers, len(frames[0].frame.samples)))
 
-    def _continues_last(self, judged: JudgedFrame) -> bool:
+    def _would_have_stayed_open(self, judged: JudgedFrame) -> bool:
         """True for a frame that would have kept the last utterance open if it had not been closed
         early: speech within the hang-over."""
         if self._early is None or not judged.judgement.speech:

@@ -139,8 +139,8 @@ def build(
             core.transcripts, LevelMonitor(core.health), ActingMonitor(settings, core.health),
             expectations, playback, core.backlog, supervisor, publisher,
             publisher and publisher.live, controls, speaker,
-            house or talk or home_assistant,  # the house hands sentences over once a room is chosen
-            talk if house else None,
+            # the house hands sentences over once a room is chosen, and talk still hears all
+            house or talk or home_assistant, talk if house else None,
         )  # fmt: skip
         return Parts(
             core=core, works=works, partials=partials, supervisor=supervisor, report=report,
@@ -171,7 +171,7 @@ def _open_core(settings: Settings, factories: Factories, opened: contextlib.Exit
     hears = settings.speaker.enabled and not settings.capture.reference
     played = PlayedSound() if hears and factories.source is open_source else None
     media, spoken = MediaPlayers(), Spoken(bus.on_saying, played.is_heard if played else None)
-    # workers are the whole home's, and a window waits for the answer that they owe us
+    # a joined sentence is not sent again to workers, which are the whole home's
     submit = backlog.submit if not transcribed_elsewhere(settings) else lambda *_: None
     transcripts = Transcripts(
         settings, transcriber, store, health, bus, media=media, spoken=spoken, submit=submit

@@ -201,7 +201,7 @@ class Backlog(Closing, Listener):
         """
         self._in_process = in_process
         self._spool, self._limit = Spool.open(settings, health), settings.spool.limit_mb << 20
-        self._health, self._books = health, _Books(self._spool, bus, self._retry_suspects)
+        self._health, self._books = health, _Books(self._spool, bus, self._retry_postponed)
         self._news = threading.Condition()
         now_s = time.monotonic()
         for kept in self._spool.windows():
@@ -211,7 +211,7 @@ class Backlog(Closing, Listener):
             _Waiting(kept.id, kept.utterance_id, kept.duration_s, now_s, kept.deaths)
             for kept in self._spool.windows()
         )
-        self._suspects: list[_Waiting] = []
+        self._postponed: list[_Waiting] = []
         """Windows of DEATHS deaths, which wait until another one is transcribed."""
         self._has_transcribed = self._speaking = False
         """Whether this process has transcribed a window; whether somebody speaks."""
@@ -308,9 +308,9 @@ class Backlog(Closing, Listener):
         self._report_delay()
 
     def take_window(self, timeout_s: float) -> Lease | None:
-        """Lease the oldest window. Return None if none came in time, if a speculation or a request
-        waits, and for a suspect (DEATHS) that has to wait or is set aside. If this process dies
-        before the lease's `mark_transcribed`, that counts."""
+        """Lease the oldest window. Return None if none came before the time, a speculation or a
+        request did, and for a suspect (DEATHS) that has to wait or is set aside. A death of this
+        process before the lease's `mark_transcribed` counts."""
         with self._news:
             if not (self._waiting or self._speculation_new or self._requests or self.is_over):
                 self._news.wait(timeout_s)
@@ -322,7 +322,7 @@ class Backlog(Closing, Listener):
             oldest = self._waiting.popleft()
             if oldest.deaths == DEATHS and self._in_process and not self._has_transcribed:
                 log.error("%d processes ended with a window of %.1f s", DEATHS, oldest.duration_s)
-                self._suspects.append(oldest)
+                self._postponed.append(oldest)
                 return None
             self._alone = oldest.deaths > 0
             self._books.leased.add(oldest.id)
@@ -431,20 +431,20 @@ class Backlog(Closing, Listener):
                 self._news.wait(REQUEST_POLL_S)
         return first
 
-    def _retry_suspects(self) -> None:
+    def _retry_postponed(self) -> None:
         """Queue the suspects once more: a window was transcribed, so the device works."""
         with self._news:
             self._has_transcribed = True
-            self._waiting.extendleft(reversed(self._suspects))
-            self._suspects.clear()
+            self._waiting.extendleft(reversed(self._postponed))
+            self._postponed.clear()
             self._news.notify()
 
     def _remove_surplus(self) -> list[_Waiting]:
         """Remove the oldest windows until the rest is within the limits, and return them."""
         unspooled = [waiting for waiting in self._waiting if not waiting.spooled]
         dropped = unspooled[: max(0, len(unspooled) - UNSPOOLED_LIMIT)]
-        spooled = (*self._suspects, *self._waiting)
-        for waiting in spooled if self._spool.size > self._limit else ():
+        oldest_first = (*self._postponed, *self._waiting)
+        for waiting in oldest_first if self._spool.size > self._limit else ():
             while self._spool.size > self._limit and self._spool.delete_transcribed():
                 pass
             if self._spool.size <= self._limit:
@@ -453,7 +453,7 @@ class Backlog(Closing, Listener):
                 self._spool.delete(waiting.id)
                 dropped.append(waiting)
         for waiting in dropped:
-            (self._suspects if waiting in self._suspects else self._waiting).remove(waiting)
+            (self._postponed if waiting in self._postponed else self._waiting).remove(waiting)
         return dropped
 
     def _report_delay(self) -> None:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from appliance.infer.hailo.diagnosis import NpuError
     from appliance.infer.hailo.npu import Npu, open_npu
     from appliance.infer.hailo.process_owner import find_chip
-    from appliance.infer.joining import is_unspaced
     from appliance.infer.mel import log_mel, window_mel
     from appliance.infer.network import Network, Step, StepNetwork
     from appliance.infer.numbers import in_words
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
         phrases_file,
         why_on_cpu,
     )
+    from appliance.infer.overlap import is_unspaced
     from appliance.infer.phrases import Phrases
     from appliance.infer.request import Deliver, Pending, Request, Submit, future_result
     from appliance.infer.runtime import (

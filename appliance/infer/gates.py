@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from appliance.config import GateSettings
-from appliance.infer.joining import OverlapJoiner, last_words
+from appliance.infer.overlap import OverlapJoiner, last_words
 from appliance.records import Transcription, Window
 
 LOOP_REPEATS = 5

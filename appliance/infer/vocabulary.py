@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from appliance.config import WORDS_AT_MOST, VocabularySettings, is_word
 from appliance.errors import ConfigError, ModelError
-from appliance.infer.joining import is_unspaced
+from appliance.infer.overlap import is_unspaced
 from appliance.infer.tokenizer import Tokenizer
 from appliance.system import shorten
 

@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from appliance.infer.joining import is_unspaced
+from appliance.infer.overlap import is_unspaced
 from appliance.infer.tokenizer import Tokenizer
 from appliance.model import POSITIONS_PER_SECOND
 from appliance.records import SAMPLE_RATE, Samples, Word

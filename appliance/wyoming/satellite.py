@@ -28,7 +28,7 @@ from appliance.wyoming.timers import Timers
 
 log = logging.getLogger("roomscribe.wyoming")
 
-LINKS = 16
+LINKS, WAITING = 16, 4
 IDLE_S = 15.0
 """A connection is closed if no event arrives for this long."""
 HEARD_S = 5.0
@@ -88,7 +88,7 @@ class VoiceSatellite:
         self._link: _Link | None = None
         self._links, self._refused = 0, set[Address]()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting = deque[Question](maxlen=4)
+        self._waiting = deque[Question](maxlen=WAITING)
         self._current: Question | None = None
         """The sentence whose turn it is, until its answer has come whole."""
         self._is_answered = False

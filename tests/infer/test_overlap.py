@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from appliance.infer.joining import OverlapJoiner, is_unspaced, without_overlap
+from appliance.infer.overlap import OverlapJoiner, is_unspaced, without_overlap
 from appliance.records import Window
 
 

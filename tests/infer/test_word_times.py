@@ -7,7 +7,7 @@ from rigs.checkout import shared
 from rigs.word_errors import same_words
 
 from appliance.capture.recording import Recording
-from appliance.infer.joining import last_words
+from appliance.infer.overlap import last_words
 from appliance.infer.transcriber import Transcriber
 from appliance.infer.word_times import _begins
 from appliance.records import SAMPLE_RATE, Samples, Transcription, Window, Word

@@ -172,7 +172,7 @@ class DeliveryMachine(SpeechMachine):
     def _left(self) -> dict[str, object]:
         up = self.house.up
         return {
-            "spool": self.house.spooled() - {one.id for one in up.backlog._suspects},
+            "spool": self.house.spooled() - {one.id for one in up.backlog._postponed},
             "depth": up.store.depth(),
             "missing": [one for one in self._alive() if one not in self.ledger.received],
         }

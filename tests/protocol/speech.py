@@ -51,7 +51,7 @@ class SpeechMachine(Guarantees):
         self.house.lease()
         if len(self.house.discarded) > before:
             self.ledger.without_text.add(oldest)
-        self.ledger.early |= {one.id for one in self.house.up.backlog._suspects}
+        self.ledger.early |= {one.id for one in self.house.up.backlog._postponed}
         self.house.tick()
 
     def transcribe_leased(self) -> None:
