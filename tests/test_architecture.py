@@ -405,7 +405,7 @@ MOST = {
     "appliance without convert, lab and cli": (31_972, "lines"),
     "tests": (44_166, "lines"),
     "scripts": (10_000, "lines"),
-    "documentation": (37_811, "words"),
+    "documentation": (37_809, "words"),
 }
 """The greatest size of each tree. Only ever lower them; whoever raises one says why in
 docs/decisions.md."""
