@@ -28,8 +28,9 @@ LOWEST_HZ, HIGHEST_HZ = 150.0, 7000.0
 SEARCH_S = (1.0, 2.0, 4.0)
 """Sound that the searches for the delay compare, one after the other."""
 SOFT_SHARE = 0.01
-"""While a person speaks, too, `locate` finds 178 of 180 delays with it (168 without), none wrong
-(2). A search without any echo in the sound would find one by chance."""
+"""To `locate`, frequencies where the reference has less than this share of its mean power count
+less: while a person speaks, too, it finds 178 of 180 delays (168 without), none wrong (2). A search
+in sound without any echo would find one by chance."""
 SEARCH_PEAK, LOCATE_PEAK, FOLLOW_PEAK = 9.0, 8.0, 6.0
 """A peak counts if it is so many times the root mean square of the other values: among the 40,000
 values of a search chance reaches 5, among the 500 of `follow` 3; among the 12,800 of `locate`, with
@@ -62,18 +63,16 @@ class Peak:
     """Times the root mean square of all values."""
 
 
-def correlate(
-    sound: Sound, reference: Sound, first: int, count: int, soft_share: float = 0.0
-) -> Peak:
+def correlate(sound: Sound, reference: Sound, first: int, count: int, soft: float = 0.0) -> Peak:
     """Return the peak of GCC-PHAT among the lags `first` to `first + count - 1`: `sound[n]` is
     compared with `reference[n + lag]`. The lags may lie anywhere within the reference. Frequencies
-    where that has less than `soft_share` of its mean power count less."""
+    where that has less than `soft` of its mean power count less."""
     size = 1 << (max(len(sound), len(reference)) + 1).bit_length()
     played = np.fft.rfft(reference, size)
     spectrum = played * np.conj(np.fft.rfft(sound, size))
     magnitude, power = np.abs(spectrum), np.abs(played) ** 2
     spectrum /= magnitude + np.float32(1e-3) * magnitude.mean() + np.float32(1e-9)
-    spectrum *= power / (power + np.float32(soft_share) * power.mean() + np.float32(1e-9))
+    spectrum *= power / (power + np.float32(soft) * power.mean() + np.float32(1e-9))
     hz_per_bin = SAMPLE_RATE / size
     spectrum[: int(LOWEST_HZ / hz_per_bin)] = 0
     spectrum[int(HIGHEST_HZ / hz_per_bin) :] = 0

@@ -51,8 +51,8 @@ AUDIBLE = 20.0
 TAIL_S = 1.0
 """The echo of the reference's last sound has died away after this."""
 LOCATE_WITHIN_S = 1.5
-"""After a pause, frames wait for the delay of the reference's sound, at most so long: somebody may
-already speak over it."""
+"""After a pause, frames wait so long at most until the delay of the reference is known: somebody
+may already speak over it."""
 HELD_FRAMES = 3
 """Frames of the microphone that may wait for the reference (90 ms)."""
 BUFFER = 1 << 17
@@ -145,7 +145,7 @@ class EchoCanceller:
         self._locate_left = 0
         """Samples after a pause in which the delay may still be corrected."""
         self._waiting_for_delay: list[Frame] = []
-        """Frames that wait for that, up to the one that is processed."""
+        """Frames that wait until it is known."""
         self._lag = 0.0
         """Samples from where the clocks expect the reference to where it was."""
         self._past = _Past(int(max(SEARCH_S) * SAMPLE_RATE))
@@ -228,24 +228,23 @@ class EchoCanceller:
     def _resume(self, frame: Frame, expected: float) -> list[Frame]:
         """Begin again if one of the streams was interrupted; return the frames that waited. After a
         pause of the reference its delay is the one before."""
-        waited = list[Frame]()
-        if self._reference.pauses != self._pauses and self._reference.count:
-            self._pauses = self._reference.pauses
-            waited = self._give_up()
-            self._alignment.move(expected + self._lag)
-            self._past.clear()
-            self._aligned.clear()
-            self._locate_left = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
+        paused = self._reference.pauses != self._pauses and self._reference.count
         gap_s = 0.0 if self._end_s is None else frame.start_s - self._end_s
         interrupted = self._reference.interruptions != self._interruptions
-        if frame.after_gap or abs(gap_s) > LATE_S or interrupted:
+        interrupted |= frame.after_gap or abs(gap_s) > LATE_S
+        if not paused and not interrupted:
+            return []
+        if paused:
+            self._pauses = self._reference.pauses
+            self._alignment.move(expected + self._lag)
+            self._locate_left = int(LOCATE_WITHIN_S * SAMPLE_RATE) if self._alignment.locked else 0
+        if interrupted:
             self._interruptions = self._reference.interruptions
-            waited += self._give_up()
             self._alignment.reset()
-            self._past.clear()
-            self._aligned.clear()
             self._since_check = 0
-        return waited
+        self._past.clear()
+        self._aligned.clear()
+        return self._give_up()
 
     def _locate(self, frame: Frame) -> list[Frame]:
         """Return this frame and those before it that waited, once the first sound after a pause has
@@ -255,9 +254,9 @@ class EchoCanceller:
         if self._finds_delay(len(self._past)):
             self._locate_left = 0
             waited, self._waiting_for_delay = self._waiting_for_delay, []
-            starts = accumulate((len(one.samples) for one in waited[:-1]), initial=0)
             first = self._position - sum(len(one.samples) for one in waited[:-1])
-            return [self._cancel(one, first + at) for one, at in zip(waited, starts, strict=True)]
+            starts = accumulate((len(one.samples) for one in waited[:-1]), initial=first)
+            return [self._cancel(one, at) for one, at in zip(waited, starts, strict=True)]
         if self._locate_left:
             return []
         self._alignment.reset()
@@ -328,8 +327,8 @@ class EchoCanceller:
         elif self._since_check >= SAMPLE_RATE and len(self._aligned) >= FOLLOW_LENGTH:
             self._since_check = 0
             aligned, sound = (one.newest(FOLLOW_LENGTH) for one in (self._aligned, self._past))
-            found = alignment.follow(self._position, sound, aligned) or not alignment.locked
-            if not found and self._finds_delay(FOLLOW_LENGTH):
+            lost = not alignment.follow(self._position, sound, aligned) and alignment.locked
+            if lost and self._finds_delay(FOLLOW_LENGTH):
                 self._aligned.clear()
 
 
