@@ -253,9 +253,11 @@ class Transcriber(AnyTranscriber):
     def _without_loop(self, best: _Candidate) -> _Candidate:
         """Return the text with one round of the loop in which it ends, if any: a cut within a word
         can make a loop, and the words before that are right. Noise loops after few tokens."""
-        decoded, least = best.decoded, SENTENCE_TOKENS * best.encoded.request.window.last
-        kept, ends = first_round(decoded.tokens), decoded.ended and not is_loop(decoded.tokens)
-        if ends or not least <= kept < len(decoded.tokens):
+        decoded, is_last = best.decoded, best.encoded.request.window.last
+        if decoded.ended and not is_loop(decoded.tokens):
+            return best
+        kept, least = first_round(decoded.tokens), SENTENCE_TOKENS if is_last else 0
+        if not least <= kept < len(decoded.tokens):
             return best
         tokens, logprobs = decoded.tokens[:kept], decoded.logprobs[:kept]
         once = replace(decoded, tokens=tokens, logprobs=logprobs, ended=False)
